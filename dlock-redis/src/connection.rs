@@ -14,7 +14,7 @@ use crate::{
 use dlock_core::{
     Clock, Instant,
     driver::{
-        DriverError, Result,
+        DriverError, Finding, Result,
         kit::{Deadlines, ServerClock},
     },
 };
@@ -153,15 +153,15 @@ impl Connection {
             .map_err(|cause| self.failed(&link, cause))
     }
 
-    /// Logs once each server setting that breaks the guarantees of a lock, where the user may read
-    /// settings.
-    pub(crate) async fn warn_of_settings(self: &Arc<Self>) {
-        let info = redis::cmd("INFO");
-        let info = tokio::time::timeout(self.dialer.within(), self.command(info)).await;
-        let Ok(Ok(info)) = info else { return };
-        for warning in doubts(commands::read_info(&info).unwrap_or_default()) {
-            tracing::warn!("redis: {warning}");
-        }
+    /// What the server's settings mean for a lock, where the user may read settings.
+    pub(crate) async fn diagnose(self: &Arc<Self>) -> Result<Vec<Finding>> {
+        let info = self.command(redis::cmd("INFO"));
+        let info = tokio::time::timeout(self.dialer.within(), info).await;
+        let info = info.map_err(|_| error::unanswered())??;
+        let mut found = findings(commands::read_info(&info).unwrap_or_default());
+        let link = self.link(self.patience()).await?;
+        found.extend(link.server.at(self.now()).map(Finding::clocks));
+        Ok(found)
     }
 
     /// The give-up of requests that have none of their own.
@@ -412,26 +412,69 @@ fn is_clustered(hello: &Value) -> bool {
     matches!(hello, Value::Map(said) if said.contains(&(word("mode"), word("cluster"))))
 }
 
-/// The settings in `INFO` that break the guarantees of a lock, as warnings.
-fn doubts(info: &str) -> Vec<String> {
-    // `INFO` shows this only where `min-replicas-to-write` is set.
-    let guarded = info.contains("\nmin_slaves_good_slaves:");
-    let doubt = |line: &str| match line.split_once(':')? {
-        ("maxmemory_policy", policy) if policy != "noeviction" => Some(format!(
-            "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
-        )),
-        ("role", role) if role != "master" => Some(format!(
-            "this server is a {role}, which refuses every lock; connect to the master"
-        )),
-        ("connected_slaves", replicas) if replicas != "0" && !guarded => Some(format!(
-            "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice; set it to 1 or more, and use the fencing token"
-        )),
-        ("aof_enabled", "0") => {
-            Some("append-only persistence is off: a restart forgets every lock".to_owned())
-        }
-        _ => None,
+/// What the settings in `INFO` mean for a lock.
+fn findings(info: &str) -> Vec<Finding> {
+    let value = |key: &str| {
+        let mut pairs = info.lines().filter_map(|line| line.split_once(':'));
+        pairs.find_map(|(found, value)| (found == key).then_some(value))
     };
-    info.lines().filter_map(doubt).collect()
+    // `INFO` shows this only where `min-replicas-to-write` is set.
+    let guarded = value("min_slaves_good_slaves").is_some();
+    let limited = value("maxmemory").is_none_or(|most| most != "0");
+    let judge = |key: &str, value: &str| match (key, value) {
+        ("maxmemory_policy", "noeviction") => {
+            Finding::ok("maxmemory-policy is noeviction: a full server evicts no lock")
+        }
+        ("maxmemory_policy", policy) if limited => Finding::void(
+            format!("maxmemory-policy is {policy}: a full server may evict a lock"),
+            "set noeviction",
+        ),
+        ("maxmemory_policy", policy) => Finding::warning(
+            format!(
+                "maxmemory-policy is {policy}: once maxmemory is set, a full server may evict a lock"
+            ),
+            "set noeviction",
+        ),
+        ("role", "master") => Finding::ok("the server is the master"),
+        ("role", role) => Finding::void(
+            format!("this server is a {role}, which refuses every lock"),
+            "connect to the master",
+        ),
+        ("connected_slaves", "0") => Finding::ok("no replicas, so no failover"),
+        ("connected_slaves", replicas) if guarded => Finding::ok(format!(
+            "{replicas} replicas, and min-replicas-to-write is set: a master that is cut off soon refuses locks"
+        )),
+        ("connected_slaves", replicas) => Finding::warning(
+            format!(
+                "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice"
+            ),
+            "set it to 1 or more, and use the fencing token",
+        ),
+        ("aof_enabled", "0") => Finding::warning(
+            "append-only persistence is off: a restart forgets every lock",
+            "set appendonly yes, or use the fencing token",
+        ),
+        ("aof_enabled", _) => Finding::ok("append-only persistence is on"),
+        ("aof_last_write_status", "ok") => Finding::ok("the append-only file can be written"),
+        ("aof_last_write_status", status) => Finding::void(
+            format!(
+                "the last write to the append-only file ended with {status}: the server refuses every lock"
+            ),
+            "see its log and its disk",
+        ),
+        _ => Finding::ok(format!("{key} is {value}")),
+    };
+    let keys = [
+        "maxmemory_policy",
+        "role",
+        "connected_slaves",
+        "aof_enabled",
+        "aof_last_write_status",
+    ];
+    let found = keys
+        .into_iter()
+        .filter_map(|key| Some(judge(key, value(key)?)));
+    found.collect()
 }
 
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may
@@ -445,26 +488,53 @@ const HASTE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
-    use super::doubts;
+    use super::findings;
+    use dlock_core::driver::Severity;
 
     #[test]
-    fn each_setting_that_voids_a_lock_is_doubted_once() {
-        let good = "# Memory\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\nconnected_slaves:0\r\n";
-        assert!(doubts(good).is_empty());
-        for (right, wrong, word) in [
-            ("noeviction", "allkeys-lru", "allkeys-lru"),
-            ("aof_enabled:1", "aof_enabled:0", "append-only"),
-            ("role:master", "role:slave", "slave"),
-            ("connected_slaves:0", "connected_slaves:2", "2 replicas"),
+    fn each_setting_that_voids_a_lock_is_found_once() {
+        let bad = |info: &str| {
+            let found = findings(info).into_iter();
+            let found = found.filter(|finding| finding.severity > Severity::Ok);
+            found.collect::<Vec<_>>()
+        };
+        let good = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\n\
+                    connected_slaves:0\r\naof_last_write_status:ok\r\n";
+        assert_eq!((findings(good).len(), bad(good)), (5, Vec::new()));
+        for (right, wrong, severity, word) in [
+            (
+                "noeviction",
+                "allkeys-lru",
+                Severity::Warning,
+                "allkeys-lru",
+            ),
+            (
+                "aof_enabled:1",
+                "aof_enabled:0",
+                Severity::Warning,
+                "append-only",
+            ),
+            ("role:master", "role:slave", Severity::Void, "slave"),
+            (
+                "connected_slaves:0",
+                "connected_slaves:2",
+                Severity::Warning,
+                "2 replicas",
+            ),
+            ("status:ok", "status:err", Severity::Void, "ended with err"),
         ] {
-            let doubted = doubts(&good.replace(right, wrong));
+            let found = bad(&good.replace(right, wrong));
             assert!(
-                doubted.len() == 1 && doubted[0].contains(word),
-                "{doubted:?}"
+                found.len() == 1 && found[0].what.contains(word) && found[0].severity == severity,
+                "{found:?}"
             );
         }
+        let evicts = good
+            .replace("noeviction", "volatile-ttl")
+            .replace("maxmemory:0", "maxmemory:9");
+        assert_eq!(bad(&evicts)[0].severity, Severity::Void);
         let guarded = good.replace("slaves:0", "slaves:2\r\nmin_slaves_good_slaves:2");
-        assert!(doubts(&guarded).is_empty());
-        assert!(doubts("").is_empty(), "the user may not read it");
+        assert!(bad(&guarded).is_empty());
+        assert!(findings("").is_empty(), "the user may not read it");
     }
 }

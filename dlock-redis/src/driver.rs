@@ -15,9 +15,9 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Fingerprint, Holder, HolderInfo, Holds, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Held, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
-        kit::{Batcher, again},
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Finding, Held, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
+        kit::{Batcher, again, log_findings},
     },
 };
 use futures_core::stream::BoxStream;
@@ -91,7 +91,7 @@ impl RedisDriver {
         let dialer = Arc::new(dialer?);
         let wake_ups = Listener::new(dialer.clone(), config.prefix().clone())?;
         let connection = Connection::open(dialer).await?;
-        connection.warn_of_settings().await;
+        log_findings("redis", &connection.diagnose().await);
         wake_ups.ready(&connection).await?;
         let mut capabilities = Capabilities::new("redis", config.store());
         capabilities.wake = Wake::Queue;
@@ -286,6 +286,10 @@ impl DistributedLock for RedisDriver {
             self.server.go_on(name.clone());
         }
         Ok(broken)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.server.connection.diagnose().await
     }
 
     /// Requests in flight keep their connection until they are answered; new requests are refused.

@@ -13,8 +13,9 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Holds, Instant, LockName, MIN_LEASE, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Finding, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
+        kit::log_findings,
     },
 };
 use futures_core::stream::BoxStream;
@@ -124,7 +125,9 @@ impl ZkDriver {
         caps.late = session.timeout;
         caps.session_bound = true;
         caps.shares = true;
-        Ok(Self { lanes, caps })
+        let driver = Self { lanes, caps };
+        log_findings("zk", &driver.diagnose().await);
+        Ok(driver)
     }
 
     async fn session(&self, name: &LockName) -> Result<Arc<Session>> {
@@ -251,6 +254,10 @@ impl DistributedLock for ZkDriver {
             }
         }
         Err(contended())
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.lanes.session(Lane(0)).await?.diagnose().await
     }
 
     async fn close(&self) {

@@ -63,6 +63,7 @@ impl MemoryDriver {
         let mut capabilities = Capabilities::new("memory", store.label());
         capabilities.shares = true;
         capabilities.wake = config.wake;
+        capabilities.ordered = config.wake == Wake::Queue;
         Self {
             connection: Connection::open(store),
             config,

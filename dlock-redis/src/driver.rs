@@ -96,6 +96,7 @@ impl RedisDriver {
         let mut capabilities = Capabilities::new("redis", config.store());
         capabilities.wake = Wake::Queue;
         capabilities.shares = true;
+        capabilities.ordered = true;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Arc::new(Server {

@@ -125,6 +125,7 @@ impl ZkDriver {
         caps.late = session.timeout;
         caps.session_bound = true;
         caps.shares = true;
+        caps.ordered = true;
         let driver = Self { lanes, caps };
         log_findings("zk", &driver.diagnose().await);
         Ok(driver)

@@ -60,3 +60,26 @@ fn read(folder: &Path, code: &mut String) {
         }
     }
 }
+
+#[test]
+fn every_page_is_in_the_table_of_contents_and_its_code_is_compiled() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let contents = include_str!("../SUMMARY.md");
+    let compiled = include_str!("../lib.rs");
+    for folder in ["", "migrating"] {
+        let entries = fs::read_dir(root.join(folder)).expect("the folder of the documents");
+        for entry in entries.map(|entry| entry.expect("an entry of the folder")) {
+            let page = Path::new(folder).join(entry.file_name());
+            let name = page.to_str().expect("names are ASCII");
+            if !name.ends_with(".md") || name == "SUMMARY.md" {
+                continue;
+            }
+            assert!(contents.contains(&format!("({name})")), "SUMMARY.md lacks {name}");
+            let text = fs::read_to_string(root.join(&page)).expect("a page is text");
+            assert!(
+                !text.contains("```rust") || compiled.contains(&format!("\"{name}\"")),
+                "lib.rs lacks {name}"
+            );
+        }
+    }
+}

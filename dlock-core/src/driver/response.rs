@@ -343,6 +343,9 @@ pub struct Capabilities {
     /// Locks can be shared, and have permits: the driver obeys [`Acquire::share`](crate::driver::Acquire::share).
     /// Without it the core refuses both.
     pub shares: bool,
+    /// Requests for one name are executed in the order in which the client sends them, as a rule: behind a release
+    /// the core sends the attempt of the client's next waiter without waiting for the answer.
+    pub ordered: bool,
 }
 
 impl Capabilities {
@@ -359,6 +362,7 @@ impl Capabilities {
             renew_batch: 100,
             session_bound: false,
             shares: false,
+            ordered: false,
         }
     }
 }

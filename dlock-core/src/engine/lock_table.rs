@@ -51,6 +51,12 @@ pub(crate) struct Queue {
     pub(crate) woken: bool,
     /// A wake-up for `next` came before the answer that puts it in the queue.
     pub(crate) next_woken: bool,
+    /// The ticket with which the last waiter was granted the lock: its turn needs no attempt any more.
+    used: Option<Ticket>,
+    /// The head's attempt was sent right behind a release, whose answer it does not wait for.
+    behind_release: bool,
+    /// Such an attempt was refused: other clients wait, too.
+    contended: bool,
     /// The head does not ask before this time, even after a wake-up: the store failed.
     pub(crate) not_before: Instant,
     /// Since when the store has failed, for whatever head of the queue.
@@ -194,7 +200,7 @@ impl LockTable {
         } else {
             let early = queue.next == Some(ticket) && queue.len() > 1;
             queue.next_woken |= early;
-            early
+            early || queue.used.take_if(|used| *used == ticket).is_some()
         }
     }
 
@@ -247,6 +253,8 @@ impl Queue {
         self.polls = 0;
         self.woken = false;
         self.next_woken = false;
+        self.behind_release = false;
+        self.contended = false;
         self.not_before = Instant::ORIGIN;
         self.failing = None;
     }
@@ -292,6 +300,7 @@ impl Queue {
         }
         let next_stands = waiter.tickets.next.is_some();
         if waiter.tickets.current.is_some() {
+            self.used = waiter.tickets.current;
             // An unanswered attempt may have put its `next` ticket in the queue, though this one did not.
             let next = self.next.take();
             self.ticket = next.filter(|_| next_stands);
@@ -301,6 +310,7 @@ impl Queue {
             self.poll_at = if queued { waiter.poll_at } else { waiter.now };
         }
         self.polls = 0;
+        self.behind_release = false;
         self.not_before = Instant::ORIGIN;
         let is_next_woken = std::mem::take(&mut self.next_woken) && next_stands;
         self.woken = is_next_woken || waiter.has_room || (waiter.shares && self.woken);
@@ -315,6 +325,19 @@ impl Queue {
     pub(crate) fn wake(&mut self) {
         self.woken |= self.head.is_some();
         self.wake_head();
+    }
+
+    /// Makes the head poll right behind a release, unless that was in vain before.
+    pub(crate) fn wake_behind_release(&mut self) {
+        if !self.contended && self.len() > 0 {
+            self.behind_release = true;
+            self.wake();
+        }
+    }
+
+    /// The head was refused.
+    pub(crate) fn refused(&mut self) {
+        self.contended |= std::mem::take(&mut self.behind_release);
     }
 
     /// Makes the head poll by `at`.

@@ -13,7 +13,7 @@ use crate::{
     },
     error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass},
 };
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 /// The outcome of a release.
 ///
@@ -99,7 +99,7 @@ impl Releasing {
         loop {
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
             request.min_hold = self.engine.rest(self.hold.min_hold_until());
-            match self.engine.release_once(request, end).await {
+            match self.send(request, end).await {
                 Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {
                     unanswered |= error.effect() == Effect::Unknown;
@@ -122,6 +122,21 @@ impl Releasing {
             pause *= 2;
             sent = self.engine.clock.now();
         }
+    }
+
+    /// Sends the release once. Its next local waiter need not wait for the answer.
+    async fn send(&self, request: Release, end: Instant) -> Option<Result<Released, DriverError>> {
+        let mut answer = pin!(self.engine.release_once(request, end));
+        let mut is_sent = false;
+        poll_fn(|cx| {
+            let answer = answer.as_mut().poll(cx);
+            if answer.is_pending() && !is_sent {
+                is_sent = true;
+                self.engine.wake_behind(&self.hold);
+            }
+            answer
+        })
+        .await
     }
 
     fn finish(
@@ -222,6 +237,19 @@ impl Engine {
     pub(crate) fn stop_renewing(&self, hold: &Hold) {
         if let Some(key) = hold.key() {
             self.watchdog.forget(key);
+        }
+    }
+
+    /// The release of this hold is on its way. Where the store keeps the order of requests, the next local waiter
+    /// attempts at once, so that one round trip hands the lock over. The store still decides who is first: the
+    /// attempt names the waiter's ticket, and is refused while another client's is ahead.
+    fn wake_behind(&self, hold: &Hold) {
+        if self.caps.ordered
+            && hold.min_hold_until().is_none()
+            && let Some(entry) = self.table().find(&hold.name)
+            && entry.holds.is_empty()
+        {
+            entry.queue.wake_behind_release();
         }
     }
 

@@ -109,3 +109,46 @@ async fn a_cancelled_waiter_leaves_the_queue_again_when_its_last_request_must_ha
     }
     assert_eq!(bench.store.tickets(&name), 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_round_trip_hands_the_lock_to_the_next_task_of_its_client() {
+    let bench = Bench::new(Wake::Queue);
+    let (client, faults) = bench.client();
+    let lock = client.lock("x").unwrap();
+    let mut holder = lock.acquire().await.unwrap();
+    let waiters = [(); 3].map(|()| tokio::spawn(lock.acquire()));
+    time::sleep(MOMENT).await;
+    faults.always(Call::Acquire, Fault::Delayed(MOMENT));
+    faults.always(Call::Release, Fault::Delayed(MOMENT));
+    for waiter in waiters {
+        let began = time::Instant::now();
+        holder.release().await.unwrap();
+        holder = waiter.await.unwrap().unwrap();
+        let took = began.elapsed();
+        assert!(
+            took < MOMENT * 3 / 2,
+            "{took:?} for a round trip of {MOMENT:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_next_task_asked_early_does_not_overtake_another_client() {
+    let bench = Bench::new(Wake::Queue);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let lock = client.lock("x").unwrap();
+    let holder = lock.acquire().await.unwrap();
+    let elsewhere = tokio::spawn(other.lock("x").unwrap().acquire());
+    time::sleep(MOMENT).await;
+    let here = tokio::spawn(lock.acquire());
+    time::sleep(MOMENT).await;
+    faults.always(Call::Acquire, Fault::Delayed(MOMENT));
+    faults.always(Call::Release, Fault::Delayed(MOMENT));
+    holder.release().await.unwrap();
+    let elsewhere = time::timeout(MOMENT, elsewhere).await;
+    let elsewhere = elsewhere.expect("it is first").unwrap().unwrap();
+    time::sleep(MOMENT * 2).await;
+    assert!(!here.is_finished());
+    elsewhere.release().await.unwrap();
+    drop(here.await.unwrap().unwrap());
+}

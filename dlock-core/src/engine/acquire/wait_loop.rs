@@ -252,6 +252,7 @@ impl Wait {
                         .poll_in
                         .map_or(self.interval, |rest| rest.min(self.interval)),
                 };
+                entry.queue.refused();
                 entry.queue.polls = entry.queue.polls.saturating_add(1);
                 entry.queue.poll_at = now + pause.max(SHORTEST);
             }

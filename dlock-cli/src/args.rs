@@ -72,6 +72,11 @@ pub(crate) enum Command {
     /// Its holder learns it at its next renewal, and runs beside the next holder until then: break only
     /// locks whose holder is known to be dead.
     Break(Break),
+    /// Look for what may void a lock in this store: its settings, your rights, the time that it takes.
+    ///
+    /// Takes and releases a lock of a name of its own. Exit code: 0 all is well, 1 a warning, 78 locks of
+    /// this store are void; as for other commands when it cannot be used.
+    Doctor(Doctor),
     /// Print what the store needs: tables and rights.
     Schema,
 }
@@ -81,7 +86,7 @@ const EVERYWHERE: &str = "Store and output";
 const CODES: &str = "\
 Exit codes: the command's own (128+N if signal N ended it); 1 or -E held by another; 64 usage, or not possible on this store; \
 69 store out of reach; 70 a bug of dlock; 73 outcome unknown; 74 result not written; 75 lock lost while the command ran; \
-77 the lock is not the one named; 126 not executable; 127 not found.";
+77 the lock is not the one named; 78 doctor: locks are void; 126 not executable; 127 not found.";
 
 const EXEC: &str = "\
 The command gets DLOCK_HELD=1, DLOCK_NAME, DLOCK_TOKEN, DLOCK_TOKENS with the token of each lock, DLOCK_BACKEND, and DLOCK_PASS, \
@@ -258,6 +263,13 @@ pub(crate) struct Break {
     pub(crate) force: bool,
     /// The lock.
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// The lease to judge for. Default: 30s, or dlock.lease of the URL.
+    #[arg(long, value_name = "DUR", value_parser = time)]
+    pub(crate) lease: Option<Duration>,
 }
 
 /// The shortest limit that counts as waiting.

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 /// | 74 | the result could not be written; an acquired lock was given back |
 /// | 75 | the lock was lost while the child ran, or the incarnation to be entered again is over |
 /// | 77 | the lock is not the one named: released before, expired, broken or taken over |
+/// | 78 | `doctor` found that locks of the store are void |
 /// | 126, 127 | the command could not be executed, was not found |
 /// | 128 + N | signal N ended the child, or `dlock` while it waited |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,7 @@ impl Exit {
     pub(crate) const OUTPUT: Self = Self(74);
     pub(crate) const LOST: Self = Self(75);
     pub(crate) const NOT_YOURS: Self = Self(77);
+    pub(crate) const VOID: Self = Self(78);
     pub(crate) const NOT_EXECUTABLE: Self = Self(126);
     pub(crate) const NOT_FOUND: Self = Self(127);
 

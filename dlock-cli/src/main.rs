@@ -4,6 +4,7 @@ mod admin;
 mod args;
 mod by_hand;
 mod clear;
+mod doctor;
 mod exec;
 mod exit;
 mod output;
@@ -12,12 +13,12 @@ mod signals;
 mod store;
 mod withdraw;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Doctor};
 use clap::{
     Parser,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use dlock::{Client, Error};
+use dlock::{Client, Error, Lease};
 use exit::Exit;
 use output::Output;
 use signals::{Blocked, Ended, Signals};
@@ -146,6 +147,7 @@ async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output)
         (Command::Inspect { name }, _) => admin::inspect(&client, &name, output).await,
         (Command::List { prefix }, _) => admin::list(&client, &prefix, output).await,
         (Command::Break(args), _) => admin::break_lock(&client, args, output).await,
+        (Command::Doctor(_), _) => doctor::run(&client, output).await,
         // These were handled above, or run with signals.
         (Command::Schema | Command::Exec(_) | Command::Lead(_) | Command::Acquire(_), _) => {
             Exit::BUG
@@ -157,6 +159,7 @@ async fn connect(url: &str, command: &Command) -> Result<Client, Error> {
     let builder = dlock::builder(url).await?;
     match command {
         Command::Acquire(_) => builder.holder_info(by_hand::holder_info()),
+        Command::Doctor(Doctor { lease: Some(lease) }) => builder.lease(Lease::renewed(*lease)),
         _ => builder,
     }
     .build()

@@ -1,7 +1,7 @@
 //! Store selection: from options and environment to a URL and a client.
 
 use crate::{
-    args::{Cli, Command, Exec, Lead, Release, Renew},
+    args::{Cli, Command, Doctor, Exec, Lead, Release, Renew},
     clear::{has_password, in_the_clear},
     output::Output,
     secret::{self, is_stdin},
@@ -53,6 +53,7 @@ impl Store {
             Command::Exec(Exec { run, .. }) | Command::Lead(Lead { run }) => {
                 with_session(self.url.clone(), run.lease)
             }
+            Command::Doctor(Doctor { lease }) => with_session(self.url.clone(), *lease),
             _ => self.url.clone(),
         }
     }

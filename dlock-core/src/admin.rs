@@ -58,6 +58,10 @@ pub struct Admin {
 }
 
 impl Admin {
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// Shows the holders of a name without changing anything.
     ///
     /// # Errors
@@ -274,7 +278,7 @@ const PAGE: usize = 100;
 
 impl Engine {
     /// Sends one request with a time limit. It is not repeated.
-    async fn ask<T: Send + 'static>(
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
         effect: Effect,
         request: impl Future<Output = Result<T, DriverError>> + Send + 'static,

@@ -7,10 +7,10 @@ use crate::{
     EtcdConfig,
     error::{check_version, failed, is_open, misuse, unanswered, unreached},
 };
-use dlock_core::driver::{DriverError, Result};
+use dlock_core::driver::{DriverError, Finding, Result, Severity, kit::log_findings};
 use etcd_client::{
-    Client, ConnectOptions, Error as Native, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper,
-    Txn, TxnResponse,
+    AlarmAction, AlarmType, Client, ConnectOptions, Error as Native, LeaseGrantOptions,
+    LeaseKeepAliveStream, LeaseKeeper, Txn, TxnResponse,
 };
 use std::{
     collections::VecDeque,
@@ -121,31 +121,67 @@ impl Connection {
             keep_alives,
         };
         connection.link().await?;
-        connection.warn().await;
+        log_findings("etcd", &connection.diagnose().await);
         Ok((connection, requests))
     }
 
-    /// Warns of a cluster that is weaker than it looks. One that does not tell can be used all the same.
-    async fn warn(&self) {
+    /// What the members and their alarms mean for a lock; what the user may not read is left out.
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let mut found = Vec::new();
         let members =
             self.call(|client| async move { client.cluster_client().member_list().await });
+        let alarms = self.call(|client| async move {
+            let mut client = client.maintenance_client();
+            client.alarm(AlarmAction::Get, AlarmType::None, None).await
+        });
         match members.await {
             Ok(list) => {
                 let members = list.members().iter();
                 let voters = members.filter(|member| !member.is_learner()).count();
-                if voters % 2 == 0 {
-                    tracing::warn!(
-                        target: "dlock::etcd",
-                        "the etcd cluster has {voters} voting members, and serves no locks once {} of them are lost, as with one member \
-                         less: add or remove one",
-                        voters / 2
-                    );
-                }
+                found.push(if voters % 2 == 0 {
+                    Finding::warning(
+                        format!(
+                            "the etcd cluster has {voters} voting members, and serves no locks once {} of them are lost, as with one member less",
+                            voters / 2
+                        ),
+                        "add or remove one",
+                    )
+                } else {
+                    Finding::ok(format!("the cluster has {voters} voting members"))
+                });
             }
             Err(error) => {
                 tracing::debug!(target: "dlock::etcd", %error, "the members could not be read")
             }
         }
+        match alarms.await {
+            Ok(answer) => {
+                let alarms = answer.alarms();
+                let raised = |alarm| alarms.iter().any(|member| member.alarm() == alarm);
+                if raised(AlarmType::Nospace) {
+                    found.push(Finding::void(
+                        "the alarm NOSPACE is raised: a member reached its quota, and no lock can be taken",
+                        "compact, defragment or raise the quota, then run etcdctl alarm disarm",
+                    ));
+                }
+                if raised(AlarmType::Corrupt) {
+                    found.push(Finding::void(
+                        "the alarm CORRUPT is raised: the data of two members differ",
+                        "replace the corrupt member, then run etcdctl alarm disarm",
+                    ));
+                }
+                if found
+                    .iter()
+                    .all(|finding| finding.severity < Severity::Void)
+                {
+                    found.push(Finding::ok("no alarm is raised"));
+                }
+            }
+            Err(error) => {
+                tracing::debug!(target: "dlock::etcd", %error, "the alarms could not be read")
+            }
+        }
+        Ok(found)
     }
 
     /// The connection in use, or a new one to the next member that answers.

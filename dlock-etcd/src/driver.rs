@@ -13,8 +13,9 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, Clock, FencingToken, Instant, LockName, MAX_LEASE, MIN_LEASE, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Lane, Page, Release, Released,
-        Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime, kit::WakeUps, system_random,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Finding, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime, kit::WakeUps,
+        system_random,
     },
 };
 use futures_core::stream::BoxStream;
@@ -201,6 +202,10 @@ impl DistributedLock for EtcdDriver {
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
         self.inner.break_lock(name, only).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.inner.connection.diagnose().await
     }
 
     async fn close(&self) {

@@ -234,7 +234,7 @@ impl Connection {
         told_time(&self.hello().await?)
     }
 
-    async fn hello(&self) -> Result<Document> {
+    pub(crate) async fn hello(&self) -> Result<Document> {
         let hello = self.run(Class::Renewal, commands::hello()).await?;
         self.observe(told_time(&hello)?);
         Ok(hello)

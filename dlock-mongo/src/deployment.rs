@@ -1,7 +1,7 @@
 //! Deployment: the kind of server that answers.
 
 use crate::error;
-use dlock_core::driver::DriverError;
+use dlock_core::driver::{DriverError, Finding};
 use mongodb::bson::Document;
 
 /// The kind of deployment that answers.
@@ -57,6 +57,39 @@ impl Kind {
             (false, false) => Self::Standalone,
         })
     }
+
+    /// What the answer to `hello` means for a lock.
+    pub(crate) fn findings(self, hello: &Document) -> Vec<Finding> {
+        let members = |key| hello.get_array(key).map_or(0, Vec::len);
+        let (data, arbiters) = (members("hosts") + members("passives"), members("arbiters"));
+        match self {
+            Self::Standalone => vec![Finding::warning(
+                "a standalone server keeps locks no longer than its disk does, and waiters poll",
+                "use a replica set",
+            )],
+            Self::Routed => vec![Finding::warning(
+                "these are routers in front of shards, over which dlock is not tested",
+                "use a replica set",
+            )],
+            Self::Replicated if arbiters > 0 => vec![Finding::warning(
+                format!(
+                    "the replica set has {data} members with data and {arbiters} without: once one of the former is lost, no majority may \
+                     confirm a lock"
+                ),
+                "replace the arbiter by a member with data",
+            )],
+            Self::Replicated if data % 2 == 0 && data > 0 => vec![Finding::warning(
+                format!(
+                    "the replica set has {data} members, and serves no locks once {} of them are lost, as with one member less",
+                    data / 2
+                ),
+                "add or remove a member",
+            )],
+            Self::Replicated => vec![Finding::ok(format!(
+                "a replica set of {data}, a majority of which confirms each lock"
+            ))],
+        }
+    }
 }
 
 /// `$$NOW` in projections and `let` in updates need MongoDB 5.0.
@@ -65,7 +98,7 @@ const OLDEST: i32 = 13;
 #[cfg(test)]
 mod tests {
     use super::Kind;
-    use dlock_core::ErrorKind;
+    use dlock_core::{ErrorKind, driver::Severity};
     use mongodb::bson::doc;
 
     #[test]
@@ -82,5 +115,25 @@ mod tests {
         assert_eq!(kind(alone), Ok(Kind::Standalone));
         let router = doc! { "isWritablePrimary": true, "maxWireVersion": 17, "msg": "isdbgrid" };
         assert_eq!(kind(router), Ok(Kind::Routed));
+    }
+
+    #[test]
+    fn members_that_cannot_confirm_are_found() {
+        let severity = |kind: Kind, hello| kind.findings(&hello)[0].severity;
+        let sound = [
+            doc! { "hosts": ["a"] },
+            doc! { "hosts": ["a", "b"], "passives": ["c"] },
+        ];
+        for hello in sound {
+            assert_eq!(severity(Kind::Replicated, hello), Severity::Ok);
+        }
+        let weak = [
+            doc! { "hosts": ["a", "b"] },
+            doc! { "hosts": ["a", "b"], "arbiters": ["c"] },
+        ];
+        for hello in weak {
+            assert_eq!(severity(Kind::Replicated, hello), Severity::Warning);
+        }
+        assert_eq!(severity(Kind::Standalone, doc! {}), Severity::Warning);
     }
 }

@@ -103,12 +103,12 @@ impl Listener {
         }
     }
 
-    /// Whether this user may have a change stream on this server. Logs a warning if not.
+    /// Whether this user may have a change stream on this server.
     pub(crate) async fn can_be_had(connection: &Connection) -> Result<bool> {
         match open(connection, Some(Vec::new())).await {
             Ok(_) => Ok(true),
             Err(cause) if error::no_stream(&cause) => {
-                tracing::warn!(reason = %error::failed(&cause), "mongodb: no change streams, so waiters poll");
+                tracing::debug!(reason = %error::failed(&cause), "mongodb: no change streams, so waiters poll");
                 Ok(false)
             }
             Err(cause) => Err(error::failed(&cause)),

@@ -15,10 +15,10 @@ use async_trait::async_trait;
 use dlock_core::{
     FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
         kit::{
             Batcher, Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored,
-            Write, Written,
+            Write, Written, log_findings,
         },
     },
 };
@@ -49,12 +49,7 @@ impl MongoStore {
     pub(crate) async fn greeted(connection: Connection, config: &MongoConfig) -> Result<Self> {
         let kind = connection.greet().await?;
         let streams = match kind {
-            Kind::Standalone => {
-                tracing::warn!(
-                    "mongodb: a standalone server keeps locks no longer than its disk does, and waiters poll; use a replica set"
-                );
-                false
-            }
+            Kind::Standalone => false,
             Kind::Replicated | Kind::Routed => Listener::can_be_had(&connection).await?,
         };
         let mut capabilities = Capabilities::new("mongo", config.store());
@@ -63,13 +58,15 @@ impl MongoStore {
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Server { connection, kind };
-        Ok(Self {
+        let store = Self {
             capabilities,
             wake_ups: Listener::new(server.connection.clone(), streams),
             takes: Batcher::new(Takes(server.clone()), policy(kind)),
             frees: Batcher::new(Frees(server.clone()), policy(kind)),
             server,
-        })
+        };
+        log_findings("mongodb", &store.diagnose().await);
+        Ok(store)
     }
 
     fn connection(&self) -> &Connection {
@@ -251,6 +248,23 @@ impl RecordStore for MongoStore {
     }
 
     /// Requests in flight run to completion. The driver accepts no new ones.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let hello = self.connection().hello().await?;
+        let mut found = self.server.kind.findings(&hello);
+        if self.server.kind != Kind::Standalone {
+            found.push(match self.capabilities.wake {
+                Wake::Notify => Finding::ok("the user may open change streams, which wake waiters"),
+                _ => Finding::warning(
+                    "the user may open no change streams, so waiters poll",
+                    "give it find and changeStream on the collection",
+                ),
+            });
+        }
+        let time = self.connection().time().await?;
+        found.push(Finding::clocks(Duration::from_micros(time.now)));
+        Ok(found)
+    }
+
     async fn close(&self) {
         self.wake_ups.close();
         self.connection().close();

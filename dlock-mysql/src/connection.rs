@@ -7,7 +7,7 @@ use crate::{
     settings::Flavour,
 };
 use dlock_core::driver::{
-    Result,
+    Finding, Result,
     kit::{self, ConnectionOutcome, Dialed, Failure, Lent},
 };
 use futures_util::TryStreamExt;
@@ -35,8 +35,10 @@ pub(crate) struct Session {
     /// The connection's id on the server.
     pub(crate) id: u64,
     pub(crate) flavour: Flavour,
-    /// The server settings that void a lock, in words.
-    pub(crate) doubts: Vec<String>,
+    /// What the server's settings mean for a lock.
+    pub(crate) findings: Vec<Finding>,
+    /// Whether commits wait for a replica.
+    pub(crate) is_confirmed: bool,
 }
 
 impl Dialer {
@@ -59,7 +61,8 @@ impl kit::Dialer for Dialer {
             native,
             id: greeting.id,
             flavour: greeting.flavour,
-            doubts: greeting.doubts(),
+            findings: greeting.findings(),
+            is_confirmed: greeting.is_confirmed(),
         };
         let time = greeting.now;
         Ok(Dialed { session, time })

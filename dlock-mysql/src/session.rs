@@ -5,9 +5,9 @@ use crate::{
     config::MysqlConfig,
     connection::Session,
     error,
-    settings::Flavour,
+    settings::{Flavour, SEMI_SYNC},
 };
-use dlock_core::driver::{DriverError, Result};
+use dlock_core::driver::{DriverError, Finding, Result};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
 use std::{collections::HashMap, time::Duration};
 
@@ -68,26 +68,49 @@ pub(crate) async fn greet(native: &mut MySqlConnection) -> Result<Greeting> {
 }
 
 impl Greeting {
-    /// The server settings that void a lock, in words.
-    pub(crate) fn doubts(&self) -> Vec<String> {
+    /// What the server's settings mean for a lock.
+    pub(crate) fn findings(&self) -> Vec<Finding> {
         let on = |name: &str| self.is(name, &["ON", "1"]);
-        let mut doubts = Vec::new();
-        if let Some(flush) = self.variables.get("innodb_flush_log_at_trx_commit")
-            && flush != "1"
-        {
-            doubts.push(format!(
-                "innodb_flush_log_at_trx_commit is {flush}: a crash forgets locks given in its last second, and their tokens; set 1"
+        let mut found = vec![
+            Finding::ok("the server takes writes, and sessions keep dlock's settings"),
+            match self.variables.get("innodb_flush_log_at_trx_commit") {
+                Some(flush) if flush != "1" => Finding::warning(
+                    format!(
+                        "innodb_flush_log_at_trx_commit is {flush}: a crash forgets locks given in its last second, and their tokens"
+                    ),
+                    "set 1",
+                ),
+                _ => Finding::ok("each commit is flushed to the redo log"),
+            },
+        ];
+        if self.is("innodb_doublewrite", &["OFF", "0"]) {
+            found.push(Finding::warning(
+                "innodb_doublewrite is off: a crash may damage the table of locks",
+                "set it to ON",
             ));
         }
-        if on("log_bin") && !self.is("sync_binlog", &["1"]) {
-            let message = "sync_binlog is not 1: after a crash a replica may lack locks that were given; set 1";
-            doubts.push(message.to_owned());
+        if on("log_bin") {
+            found.push(if self.is("sync_binlog", &["1"]) {
+                Finding::ok("each commit is flushed to the binary log")
+            } else {
+                Finding::warning(
+                    "sync_binlog is not 1: after a crash a replica may lack locks that were given",
+                    "set 1",
+                )
+            });
         }
         if on("wsrep_on") {
-            let message = "this is a Galera node: write dlock's table through one node only, as two nodes refuse each other at commit";
-            doubts.push(message.to_owned());
+            found.push(Finding::warning(
+                "this is a Galera node: two nodes refuse each other at commit",
+                "write dlock's table through one node only",
+            ));
         }
-        doubts
+        found
+    }
+
+    /// Whether commits wait for a replica.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        SEMI_SYNC.iter().any(|name| self.is(name, &["ON", "1"]))
     }
 
     fn is(&self, name: &str, values: &[&str]) -> bool {
@@ -96,21 +119,32 @@ impl Greeting {
     }
 }
 
-/// Warns about server settings, and checks the table, on the first connection.
-pub(crate) async fn check(
-    session: &mut Session,
-    config: &MysqlConfig,
-    sql: &Statements,
-) -> Result<()> {
-    for doubt in &session.doubts {
-        tracing::warn!("mysql: {doubt}");
+/// What the server's settings and its replicas mean for a lock.
+pub(crate) async fn diagnose(session: &mut Session) -> Vec<Finding> {
+    let mut found = session.findings.clone();
+    let native = &mut session.native;
+    if follows(native).await {
+        found.push(Finding::void(
+            "this server follows another one: locks taken here are not seen there",
+            "connect to the primary",
+        ));
     }
-    if follows(&mut session.native).await {
-        tracing::warn!(
-            "mysql: this server follows another one: locks taken here are not seen there; connect to the primary"
-        );
+    let asked = sqlx::raw_sql(FOLLOWERS).fetch_one(&mut *native).await;
+    let followers = asked.and_then(|row| row.try_get::<i64, _>(0));
+    if followers.is_ok_and(|followers| followers > 0) {
+        found.push(if session.is_confirmed {
+            Finding::ok("replicas follow semi-synchronously")
+        } else {
+            Finding::warning(
+                "replicas follow asynchronously: one that is promoted lacks the last locks and grants them again",
+                "use semi-synchronous replication, or let the resource check the fencing token",
+            )
+        });
     }
-    check_table(&mut session.native, config, sql).await
+    if let Ok(time) = commands::clock(native).await {
+        found.push(Finding::clocks(time));
+    }
+    found
 }
 
 /// Whether the server is a replica; `false` if the user lacks the right to ask.
@@ -267,11 +301,16 @@ const DESCRIBE: &str = "SELECT c.COLUMN_NAME, c.DATA_TYPE, COALESCE(CAST(c.CHARA
 /// `UTC_TIMESTAMP` obeys `SET timestamp`: if two readings are equal, the session's time stands still.
 const HELLO: &str = "SELECT VERSION(), CONNECTION_ID(), {now}";
 
+/// Only replicas that this user may see.
+const FOLLOWERS: &str =
+    "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump%'";
+
 const REMEDY: &str = "run what `dlock schema` prints, or grant CREATE on it";
 
 #[cfg(test)]
 mod tests {
     use super::{COLUMNS, Column, Flavour, Greeting, difference, read_only};
+    use dlock_core::driver::Severity;
     use std::{collections::HashMap, time::Duration};
 
     fn variables(pairs: &[(&str, &str)]) -> HashMap<String, String> {
@@ -298,33 +337,40 @@ mod tests {
 
     #[test]
     fn settings_that_void_a_lock_are_named() {
-        let doubts = |pairs: &[(&str, &str)]| {
+        let bad = |pairs: &[(&str, &str)]| {
             let greeting = Greeting {
                 flavour: Flavour::Mysql,
                 id: 1,
                 now: Duration::ZERO,
                 variables: variables(pairs),
             };
-            greeting.doubts()
+            let found = greeting.findings().into_iter();
+            let found = found.filter(|finding| finding.severity > Severity::Ok);
+            found.collect::<Vec<_>>()
         };
         let good = [
             ("innodb_flush_log_at_trx_commit", "1"),
+            ("innodb_doublewrite", "ON"),
             ("log_bin", "ON"),
             ("sync_binlog", "1"),
             ("wsrep_on", "OFF"),
         ];
-        assert!(doubts(&good).is_empty());
-        assert!(doubts(&[("log_bin", "OFF"), ("sync_binlog", "0")]).is_empty());
+        assert!(bad(&good).is_empty());
+        assert!(bad(&[("log_bin", "OFF"), ("sync_binlog", "0")]).is_empty());
         for (pairs, word) in [
             (
                 &[("innodb_flush_log_at_trx_commit", "2")][..],
                 "innodb_flush_log_at_trx_commit is 2",
             ),
+            (&[("innodb_doublewrite", "OFF")], "doublewrite"),
             (&[("log_bin", "ON"), ("sync_binlog", "0")], "sync_binlog"),
             (&[("wsrep_on", "ON")], "Galera"),
         ] {
-            let said = doubts(pairs);
-            assert!(said.len() == 1 && said[0].contains(word), "{said:?}");
+            let found = bad(pairs);
+            assert!(
+                found.len() == 1 && found[0].what.contains(word),
+                "{found:?}"
+            );
         }
     }
 

@@ -12,7 +12,8 @@ use async_trait::async_trait;
 use dlock_core::{
     FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result, Wake, check_runtime,
+        Acquire, Capabilities, DriverError, Finding, Release, Renew, Renewed, Result, Wake,
+        check_runtime,
         kit::{
             BatchPolicy, Batcher, Call, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write,
             Written,
@@ -147,6 +148,10 @@ impl RecordStore for MysqlStore {
     }
 
     /// Statements in flight are answered; no new ones are sent.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.table.diagnose().await
+    }
+
     async fn close(&self) {
         self.table.connections.close().await;
     }

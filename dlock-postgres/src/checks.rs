@@ -1,10 +1,12 @@
-//! Checks of the server: settings that may void a lock, each told when a driver connects, with its remedy; and dead
-//! rows, also later.
+//! Checks of the server: settings that may void a lock, with their remedies; and dead rows, also later.
 
-use crate::{commands, connection::Answer};
-use dlock_core::driver::Result;
+use crate::{commands, connection::Answer, store::unreadable};
+use dlock_core::driver::{Finding, Result, kit::log_findings};
 use sqlx::{Row, postgres::PgRow};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
 
 /// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may
 /// not see counts as asynchronous where no standby is waited for.
@@ -16,24 +18,28 @@ pub(crate) fn settings(table: &str) -> String {
          EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' \
          AND (sync_state IN ('async', 'potential') OR current_setting('synchronous_commit') IN ('off', 'local') \
          OR sync_state IS NULL AND current_setting('synchronous_standby_names') = '')) AS asynchronous, \
-         {} AS dead",
+         {} AS dead, (SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::bigint FROM pg_stat_activity \
+         WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()) AS oldest",
         commands::literal(table),
         commands::dead(table)
     )
 }
 
-/// Warns of what was answered. A server that does not answer this can be used all the same.
-pub(crate) fn warn(table: &str, dead: &Dead, asked: Result<Answer>) {
-    let found = asked.map(|answer| answer.rows.first().map(Settings::read));
-    match found {
-        Ok(Some(Ok(settings))) => {
-            for doubt in settings.doubts(table) {
-                tracing::warn!("postgres: {doubt}");
-            }
-            dead.warn(table, settings.dead);
+/// What the answer means for a lock.
+pub(crate) fn findings(table: &str, dead: &Dead, answer: &Answer) -> Result<Vec<Finding>> {
+    let row = answer.rows.first().map(Settings::read);
+    let mut found = match row {
+        Some(Ok(settings)) => {
+            let mut found = settings.findings(table);
+            found.extend(many_dead(table, settings.dead));
+            dead.tell(settings.dead);
+            found
         }
-        other => tracing::debug!(?other, "postgres: the server's settings could not be read"),
-    }
+        Some(Err(cause)) => return Err(unreadable(cause)),
+        None => Vec::new(),
+    };
+    found.push(Finding::clocks(Duration::from_micros(answer.now)));
+    Ok(found)
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +52,8 @@ struct Settings {
     is_asynchronous: bool,
     /// Versions of rows that were not removed yet.
     dead: i64,
+    /// The age of the oldest transaction with a snapshot, in seconds, of those that this user may see.
+    oldest: Option<i64>,
 }
 
 impl Settings {
@@ -57,37 +65,61 @@ impl Settings {
             is_unlogged: row.try_get("unlogged")?,
             is_asynchronous: row.try_get("asynchronous")?,
             dead: row.try_get("dead")?,
+            oldest: row.try_get("oldest")?,
         })
     }
 
-    /// What may void a lock, and what to do about it.
-    fn doubts(&self, table: &str) -> Vec<String> {
-        let unlogged = format!(
-            "the table {table} is unlogged: a crash of the server empties it, and every lock is free: run ALTER TABLE {table} SET LOGGED"
-        );
-        let doubts = [
-            (
+    fn findings(&self, table: &str) -> Vec<Finding> {
+        let judge = |is_bad: bool, good: &str, bad: &str, remedy: &str| {
+            if is_bad {
+                Finding::warning(bad, remedy)
+            } else {
+                Finding::ok(good)
+            }
+        };
+        let oldest = self.oldest.unwrap_or_default();
+        vec![
+            judge(
                 self.fsync == "off",
-                "fsync is off: a crash of the machine may lose every lock: set it to on",
+                "fsync is on",
+                "fsync is off: a crash of the machine may lose every lock",
+                "set it to on",
             ),
-            (
+            judge(
                 self.full_page_writes == "off",
-                "full_page_writes is off: a crash of the machine may damage the table of locks: set it to on",
+                "full_page_writes is on",
+                "full_page_writes is off: a crash of the machine may damage the table of locks",
+                "set it to on",
             ),
-            (
+            judge(
                 self.synchronous_commit == "off",
-                "synchronous_commit is off: a crash of the server loses its last locks and grants them again: set it to on, for this \
-                 user at least (ALTER ROLE .. SET synchronous_commit = on)",
+                &format!("synchronous_commit is {}", self.synchronous_commit),
+                "synchronous_commit is off: a crash of the server loses its last locks and grants them again",
+                "set it to on, for this user at least (ALTER ROLE .. SET synchronous_commit = on)",
             ),
-            (self.is_unlogged, &unlogged),
-            (
+            judge(
+                self.is_unlogged,
+                &format!("the table {table} is logged"),
+                &format!(
+                    "the table {table} is unlogged: a crash of the server empties it, and every lock is free"
+                ),
+                &format!("run ALTER TABLE {table} SET LOGGED"),
+            ),
+            judge(
                 self.is_asynchronous,
-                "a standby follows asynchronously: if it is promoted, it lacks the last locks and grants them again: name it in \
-                 synchronous_standby_names, or let the resource check the fencing token",
+                "no standby follows asynchronously, as far as this user may see",
+                "a standby follows asynchronously: if it is promoted, it lacks the last locks and grants them again",
+                "name it in synchronous_standby_names, or let the resource check the fencing token",
             ),
-        ];
-        let doubts = doubts.into_iter().filter(|(holds, _)| *holds);
-        doubts.map(|(_, words)| words.to_owned()).collect()
+            judge(
+                oldest > LONG,
+                "no old transaction keeps dead rows, as far as this user may see",
+                &format!(
+                    "a transaction is open for {oldest} s: each request reads the rows that it keeps from being removed"
+                ),
+                "end it: see backend_xmin and xact_start in pg_stat_activity",
+            ),
+        ]
     }
 }
 
@@ -96,27 +128,42 @@ impl Settings {
 pub(crate) struct Dead(AtomicI64);
 
 impl Dead {
-    /// Warns of many, and again when they have doubled.
+    /// Logs that there are many, and again when they have doubled.
     pub(crate) fn warn(&self, table: &str, dead: i64) {
         let warned = self.0.load(Ordering::Relaxed);
-        if dead < MANY_DEAD {
-            self.0.store(0, Ordering::Relaxed);
-        } else if dead / 2 >= warned {
-            self.0.store(dead, Ordering::Relaxed);
-            tracing::warn!(
-                "postgres: the table {table} has {dead} dead row versions, and each request reads some of them: end the transaction or \
-                 drop the replication slot with the oldest backend_xmin in pg_stat_activity, or xmin in pg_replication_slots"
-            );
+        let found = many_dead(table, dead);
+        if found.is_none() || dead / 2 >= warned {
+            self.tell(dead);
+            log_findings("postgres", &Ok(found.into_iter().collect()));
         }
+    }
+
+    /// Notes that so many were told.
+    fn tell(&self, dead: i64) {
+        let told = if dead < MANY_DEAD { 0 } else { dead };
+        self.0.store(told, Ordering::Relaxed);
     }
 }
 
+fn many_dead(table: &str, dead: i64) -> Option<Finding> {
+    (dead >= MANY_DEAD).then(|| {
+        Finding::warning(
+            format!("the table {table} has {dead} dead row versions, and each request reads some of them"),
+            "end the transaction or drop the replication slot with the oldest backend_xmin in pg_stat_activity, or xmin in \
+             pg_replication_slots",
+        )
+    })
+}
+
+/// Longer than a request of an application takes, in seconds: renewals of many leases would slow down.
+const LONG: i64 = 600;
 /// Ten times what makes PostgreSQL clean the table, so something prevents it.
 const MANY_DEAD: i64 = 10_000;
 
 #[cfg(test)]
 mod tests {
     use super::Settings;
+    use dlock_core::driver::Severity;
 
     fn good() -> Settings {
         Settings {
@@ -126,13 +173,19 @@ mod tests {
             is_unlogged: false,
             is_asynchronous: false,
             dead: 0,
+            oldest: None,
         }
     }
 
     #[test]
     fn settings_that_void_a_lock_are_named_with_their_remedy() {
         let table = "\"ops\".\"locks\"";
-        assert!(good().doubts(table).is_empty());
+        let bad = |settings: Settings| {
+            let found = settings.findings(table).into_iter();
+            let found = found.filter(|finding| finding.severity > Severity::Ok);
+            found.collect::<Vec<_>>()
+        };
+        assert!(bad(good()).is_empty());
         let off = || "off".to_owned();
         let cases = [
             (
@@ -175,12 +228,22 @@ mod tests {
                 "asynchronously",
                 "synchronous_standby_names",
             ),
+            (
+                Settings {
+                    oldest: Some(601),
+                    ..good()
+                },
+                "601 s",
+                "end it",
+            ),
         ];
         for (settings, word, remedy) in cases {
-            let doubts = settings.doubts(table);
+            let found = bad(settings);
             assert!(
-                doubts.len() == 1 && doubts[0].contains(word) && doubts[0].contains(remedy),
-                "{doubts:?}"
+                found.len() == 1
+                    && found[0].what.contains(word)
+                    && found[0].remedy.contains(remedy),
+                "{found:?}"
             );
         }
     }

@@ -12,10 +12,11 @@ use async_trait::async_trait;
 use dlock_core::{
     FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, DriverError, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        Acquire, Capabilities, DriverError, Finding, Release, Renew, Renewed, Result, Ticket, Wake,
+        WakeUp,
         kit::{
             BatchPolicy, Batcher, Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored,
-            Subscriptions, Write, Written, hash_of, renewed,
+            Subscriptions, Write, Written, hash_of, log_findings, renewed,
         },
     },
 };
@@ -96,8 +97,7 @@ impl Table {
         {
             return Err(error);
         }
-        let asked = server.ask("settings", call, |_| checks::settings(&server.table));
-        checks::warn(&server.table, &table.dead, asked.await);
+        log_findings("postgres", &table.diagnose().await);
         Ok(table)
     }
 
@@ -248,6 +248,12 @@ impl RecordStore for Table {
         if let Err(error) = self.server.ask("notify", call, |_| sql).await {
             tracing::debug!(%error, "postgres: waiters are not woken");
         }
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (server, call) = (&self.server, self.server.connections.default_call());
+        let asked = server.ask("settings", call, |_| checks::settings(&server.table));
+        checks::findings(&server.table, &self.dead, &asked.await?)
     }
 
     async fn close(&self) {

@@ -15,8 +15,8 @@ use crate::{
 use dlock_core::{
     Clock, Instant,
     driver::{
-        DriverError, Result,
-        kit::{Deadlines, ServerClock},
+        DriverError, Finding, Result,
+        kit::{Deadlines, ServerClock, log_findings},
     },
 };
 use redis::{Cmd, Pipeline, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
@@ -185,20 +185,30 @@ impl Connection {
             .map_err(|cause| self.failed(&link, cause))
     }
 
-    /// Logs once each server setting that breaks the guarantees of a lock, where the user may read
-    /// settings. Refuses a server with which there are no guarantees.
+    /// Logs what the server's settings mean for a lock, where the user may read settings. Refuses a server with which
+    /// there are no guarantees.
     pub(crate) async fn check_settings(self: &Arc<Self>, acks: &Acks) -> Result<()> {
-        let info = redis::cmd("INFO");
-        let info = tokio::time::timeout(self.dialer.within(), self.command(info)).await;
-        let Ok(Ok(info)) = info else { return Ok(()) };
-        let info = commands::read_info(&info).unwrap_or_default();
-        if has_two_masters(info) {
+        let info = self.info().await;
+        if info.as_ref().is_ok_and(|info| has_two_masters(info)) {
             return Err(error::two_masters(self.dialer.at()));
         }
-        for warning in doubts(info, acks) {
-            tracing::warn!("redis: {warning}");
-        }
+        log_findings("redis", &info.map(|info| findings(&info, acks)));
         Ok(())
+    }
+
+    /// What the server's settings mean for a lock, where the user may read settings.
+    pub(crate) async fn diagnose(self: &Arc<Self>, acks: &Acks) -> Result<Vec<Finding>> {
+        let mut found = findings(&self.info().await?, acks);
+        let link = self.link(self.patience()).await?;
+        found.extend(link.server.at(self.now()).map(Finding::clocks));
+        Ok(found)
+    }
+
+    async fn info(self: &Arc<Self>) -> Result<String> {
+        let info = self.command(redis::cmd("INFO"));
+        let info = tokio::time::timeout(self.dialer.within(), info).await;
+        let info = info.map_err(|_| error::unanswered())??;
+        Ok(commands::read_info(&info).unwrap_or_default().to_owned())
     }
 
     /// Checks that the server tells what replicas and disks have, where that is asked.
@@ -489,41 +499,86 @@ fn has_two_masters(info: &str) -> bool {
         .any(|line| line.split_once(':') == Some(("role", ACTIVE)))
 }
 
-/// The settings in `INFO` that break the guarantees of a lock, as warnings.
-fn doubts(info: &str, acks: &Acks) -> Vec<String> {
+/// What the settings in `INFO` mean for a lock.
+fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
+    let value = |key: &str| {
+        let mut pairs = info.lines().filter_map(|line| line.split_once(':'));
+        pairs.find_map(|(found, value)| (found == key).then_some(value))
+    };
     // `INFO` shows this only where `min-replicas-to-write` is set.
-    let guarded = info.contains("\nmin_slaves_good_slaves:");
+    let guarded = value("min_slaves_good_slaves").is_some();
     let loses = match (guarded, acks.replicas > 0) {
         (true, true) => None,
         (true, false) => Some("dlock.replicas is off"),
         (false, true) => Some("min-replicas-to-write is 0"),
         (false, false) => Some("min-replicas-to-write is 0 and dlock.replicas is off"),
     };
-    let doubt = |line: &str| match line.split_once(':')? {
-        ("maxmemory_policy", policy) if policy != "noeviction" => Some(format!(
-            "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
-        )),
-        ("role", role) if role != "master" => Some(format!(
-            "this server is a {role}, which refuses every lock; connect to the master"
-        )),
+    let limited = value("maxmemory").is_none_or(|most| most != "0");
+    let judge = |key: &str, value: &str| match (key, value) {
+        ("maxmemory_policy", "noeviction") => {
+            Finding::ok("maxmemory-policy is noeviction: a full server evicts no lock")
+        }
+        ("maxmemory_policy", policy) if limited => Finding::void(
+            format!("maxmemory-policy is {policy}: a full server may evict a lock"),
+            "set noeviction",
+        ),
+        ("maxmemory_policy", policy) => Finding::warning(
+            format!(
+                "maxmemory-policy is {policy}: once maxmemory is set, a full server may evict a lock"
+            ),
+            "set noeviction",
+        ),
+        ("role", "master") => Finding::ok("the server is the master"),
+        ("role", role) => Finding::void(
+            format!("this server is a {role}, which refuses every lock"),
+            "connect to the master",
+        ),
+        ("connected_slaves", "0") => Finding::ok("no replicas, so no failover"),
         ("connected_slaves", replicas)
             if replicas.parse().is_ok_and(|it: u32| it < acks.replicas) =>
         {
-            Some(format!(
-                "dlock.replicas is {}, and {replicas} replicas are connected: no lock is granted until there are more",
-                acks.replicas
-            ))
+            Finding::void(
+                format!(
+                    "dlock.replicas is {}, and {replicas} replicas are connected: no lock is granted",
+                    acks.replicas
+                ),
+                "connect more replicas, or set it lower",
+            )
         }
-        ("connected_slaves", replicas) if replicas != "0" => Some(format!(
-            "{replicas} replicas, and {}: a failover may grant a lock twice; set it to 1 or more, and use the fencing token",
-            loses?
-        )),
-        ("aof_enabled", "0") => {
-            Some("append-only persistence is off: a restart forgets every lock".to_owned())
-        }
-        _ => None,
+        ("connected_slaves", replicas) => match loses {
+            Some(loses) => Finding::warning(
+                format!("{replicas} replicas, and {loses}: a failover may grant a lock twice"),
+                "set it to 1 or more, and use the fencing token",
+            ),
+            None => Finding::ok(format!(
+                "{replicas} replicas, which confirm every lock: a failover forgets none of theirs"
+            )),
+        },
+        ("aof_enabled", "0") => Finding::warning(
+            "append-only persistence is off: a restart forgets every lock",
+            "set appendonly yes, or use the fencing token",
+        ),
+        ("aof_enabled", _) => Finding::ok("append-only persistence is on"),
+        ("aof_last_write_status", "ok") => Finding::ok("the append-only file can be written"),
+        ("aof_last_write_status", status) => Finding::void(
+            format!(
+                "the last write to the append-only file ended with {status}: the server refuses every lock"
+            ),
+            "see its log and its disk",
+        ),
+        _ => Finding::ok(format!("{key} is {value}")),
     };
-    info.lines().filter_map(doubt).collect()
+    let keys = [
+        "maxmemory_policy",
+        "role",
+        "connected_slaves",
+        "aof_enabled",
+        "aof_last_write_status",
+    ];
+    let found = keys
+        .into_iter()
+        .filter_map(|key| Some(judge(key, value(key)?)));
+    found.collect()
 }
 
 /// The role of a server of KeyDB with active replication.
@@ -539,8 +594,9 @@ const HASTE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
-    use super::{doubts, has_two_masters};
+    use super::{findings, has_two_masters};
     use crate::acks::Acks;
+    use dlock_core::driver::Severity;
     use std::time::Duration;
 
     fn acks(replicas: u32) -> Acks {
@@ -552,28 +608,60 @@ mod tests {
     }
 
     #[test]
-    fn each_setting_that_voids_a_lock_is_doubted_once() {
-        let good = "# Memory\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\nconnected_slaves:0\r\n";
-        assert!(doubts(good, &acks(0)).is_empty());
-        for (right, wrong, word) in [
-            ("noeviction", "allkeys-lru", "allkeys-lru"),
-            ("aof_enabled:1", "aof_enabled:0", "append-only"),
-            ("role:master", "role:slave", "slave"),
-            ("connected_slaves:0", "connected_slaves:2", "2 replicas"),
+    fn each_setting_that_voids_a_lock_is_found_once() {
+        let bad = |info: &str, replicas| {
+            let found = findings(info, &acks(replicas)).into_iter();
+            let found = found.filter(|finding| finding.severity > Severity::Ok);
+            found.collect::<Vec<_>>()
+        };
+        let good = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\n\
+                    connected_slaves:0\r\naof_last_write_status:ok\r\n";
+        assert_eq!(
+            (findings(good, &acks(0)).len(), bad(good, 0)),
+            (5, Vec::new())
+        );
+        for (right, wrong, severity, word) in [
+            (
+                "noeviction",
+                "allkeys-lru",
+                Severity::Warning,
+                "allkeys-lru",
+            ),
+            (
+                "aof_enabled:1",
+                "aof_enabled:0",
+                Severity::Warning,
+                "append-only",
+            ),
+            ("role:master", "role:slave", Severity::Void, "slave"),
+            (
+                "connected_slaves:0",
+                "connected_slaves:2",
+                Severity::Warning,
+                "2 replicas",
+            ),
+            ("status:ok", "status:err", Severity::Void, "ended with err"),
         ] {
-            let doubted = doubts(&good.replace(right, wrong), &acks(0));
+            let found = bad(&good.replace(right, wrong), 0);
             assert!(
-                doubted.len() == 1 && doubted[0].contains(word),
-                "{doubted:?}"
+                found.len() == 1 && found[0].what.contains(word) && found[0].severity == severity,
+                "{found:?}"
             );
         }
+        let evicts = good
+            .replace("noeviction", "volatile-ttl")
+            .replace("maxmemory:0", "maxmemory:9");
+        assert_eq!(bad(&evicts, 0)[0].severity, Severity::Void);
         let guarded = good.replace("slaves:0", "slaves:2\r\nmin_slaves_good_slaves:2");
         assert!(has_two_masters(
             &good.replace("role:master", "role:active-replica")
         ));
         assert!(!has_two_masters(good));
-        assert!(doubts(&guarded, &acks(1)).is_empty());
-        assert!(doubts("", &acks(1)).is_empty(), "the user may not read it");
+        assert!(bad(&guarded, 1).is_empty());
+        assert!(
+            findings("", &acks(1)).is_empty(),
+            "the user may not read it"
+        );
         let bare = good.replace("slaves:0", "slaves:2");
         for (info, replicas, words) in [
             (&guarded, 0, "and dlock.replicas is off:"),
@@ -585,10 +673,10 @@ mod tests {
                 "dlock.replicas is 3, and 2 replicas are connected",
             ),
         ] {
-            let doubted = doubts(info, &acks(replicas));
+            let found = bad(info, replicas);
             assert!(
-                doubted.len() == 1 && doubted[0].contains(words),
-                "{doubted:?}"
+                found.len() == 1 && found[0].what.contains(words),
+                "{found:?}"
             );
         }
     }

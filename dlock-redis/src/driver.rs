@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Fingerprint, Holder, HolderInfo, Holds, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Held, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Finding, Held, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
         kit::{Batcher, again},
     },
 };
@@ -295,6 +295,10 @@ impl DistributedLock for RedisDriver {
             self.server.go_on(name.clone());
         }
         Ok(broken)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.server.connection.diagnose(&self.server.acks).await
     }
 
     /// Requests in flight keep their connection until they are answered; new requests are refused.

@@ -13,10 +13,10 @@ use crate::{
 };
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Result, kit::Backoff},
+    driver::{DriverError, Finding, Result, kit::Backoff},
 };
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags, access, mknodat, stat,
+    Access, AtFlags, CWD, FileType, Mode, Stat, StatxAttributes, StatxFlags, access, mknodat, stat,
     statfs, statx,
 };
 use rustix::io::Errno;
@@ -104,6 +104,34 @@ impl LockFile {
             Ok(status) => (status.st_dev, status.st_ino) != self.id,
             Err(error) => matches!(error, Errno::NOENT | Errno::NOTDIR),
         }
+    }
+
+    /// What the file and its folder mean for a lock. What cannot be used is refused when the file is opened.
+    pub(crate) fn findings(&self) -> Vec<Finding> {
+        let (file, path) = (stat(&self.path), self.path.display());
+        let folder = self.path.parent().map(stat);
+        let others = |status: &Stat, bits: u32| status.st_mode & bits != 0;
+        let mut found = vec![Finding::ok(
+            "the file is in write-ahead mode, on a file system of this machine alone",
+        )];
+        found.push(match file {
+            Ok(file) if others(&file, 0o002) => Finding::warning(
+                format!("every user may write {path}, and change its locks"),
+                "chmod o-w, and let one group write it",
+            ),
+            _ => Finding::ok(format!("not every user may write {path}")),
+        });
+        found.push(match folder {
+            // In a sticky folder only the owner of a file deletes it.
+            Some(Ok(folder)) if others(&folder, 0o002) && !others(&folder, 0o1000) => {
+                Finding::warning(
+                    format!("every user may delete {path}, whose locks would then be held twice"),
+                    "chmod o-w its directory",
+                )
+            }
+            _ => Finding::ok(format!("not every user may delete {path}")),
+        });
+        found
     }
 
     /// Refuses an empty file beside a write-ahead log with content: the file was deleted or emptied, and a

@@ -12,10 +12,11 @@ use async_trait::async_trait;
 use dlock_core::{
     FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
         check_runtime,
         kit::{
             Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written,
+            log_findings,
         },
     },
 };
@@ -45,12 +46,14 @@ impl SqliteStore {
             WakeBy::Notify => Wake::Notify,
             WakeBy::Poll => Wake::Poll,
         };
-        Ok(Self {
+        let store = Self {
             capabilities,
             wake_ups: Listener::new(&lock_file.path, wake == WakeBy::Notify),
             connection: Connection::open(lock_file).await?,
             machine,
-        })
+        };
+        log_findings("sqlite", &store.diagnose().await);
+        Ok(store)
     }
 
     /// The time for one statement; a request past its give-up does nothing.
@@ -244,6 +247,15 @@ impl RecordStore for SqliteStore {
     }
 
     /// A statement under way is answered; no more are accepted.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let mut found = self.connection.lock_file().findings();
+        found.push(match self.capabilities.wake {
+            Wake::Notify => Finding::ok("the kernel wakes waiters"),
+            _ => Finding::ok("waiters poll, as dlock.wake says"),
+        });
+        Ok(found)
+    }
+
     async fn close(&self) {
         self.wake_ups.close();
         self.connection.close().await;

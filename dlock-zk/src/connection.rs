@@ -18,7 +18,7 @@ use crate::{
 use dlock_core::{
     Clock, FencingToken, Instant, LockName, RetryClass,
     driver::{
-        Lane, Result,
+        Finding, Lane, Result,
         kit::{ServerClock, WakeUps},
     },
 };
@@ -174,6 +174,8 @@ pub(crate) struct Session {
     pub(crate) client: Client,
     /// As the servers granted it.
     pub(crate) timeout: Duration,
+    /// What they were asked for.
+    asked: Duration,
     pub(crate) root: Root,
     acl: AclRule,
     pub(crate) seats: Seats,
@@ -208,6 +210,10 @@ impl Session {
         let session = Arc::new(Self {
             lane,
             timeout: client.session_timeout(),
+            asked: match given {
+                true => client.session_timeout(),
+                false => lanes.config.session,
+            },
             runtime: Handle::current(),
             room: Arc::new(Semaphore::new(ROOM)),
             client,
@@ -326,6 +332,30 @@ impl Session {
         self.client.mkdir(folder, &options).await
     }
 
+    /// What the ensemble and the session mean for a lock; what the user may not read is left out.
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let mut found = vec![if self.timeout < self.asked {
+            Finding::warning(
+                format!(
+                    "the servers cut the session from {:?} to {:?}, and with it the longest lease",
+                    self.asked, self.timeout
+                ),
+                "raise their maxSessionTimeout, or set dlock.session to what they grant",
+            )
+        } else {
+            Finding::ok(format!("sessions last {:?}", self.timeout))
+        }];
+        match self.client.get_config().await {
+            Ok((config, _)) => found.extend(ensemble(&String::from_utf8_lossy(&config))),
+            Err(error) => {
+                tracing::debug!(target: "dlock::zk", %error, "the ensemble could not be read")
+            }
+        }
+        // After a write of this session its clock is known.
+        found.extend(self.server.at(self.clock.now()).map(Finding::clocks));
+        Ok(found)
+    }
+
     /// How long ago a time of the server was, if known.
     pub(crate) fn since(&self, server_ms: i64) -> Option<Duration> {
         let then = Duration::from_millis(u64::try_from(server_ms).ok()?);
@@ -428,6 +458,25 @@ impl fmt::Debug for Session {
     }
 }
 
+/// What the members in the ensemble's configuration mean for a lock. A server that runs alone shows none.
+fn ensemble(config: &str) -> Option<Finding> {
+    let members = config.lines().filter(|line| line.starts_with("server."));
+    let voters = members.filter(|line| !line.contains(":observer")).count();
+    match voters {
+        0 => None,
+        even if even % 2 == 0 => Some(Finding::warning(
+            format!(
+                "the ensemble has {even} voting servers, and serves no locks once {} of them are lost, as with one server less",
+                even / 2
+            ),
+            "add or remove one",
+        )),
+        odd => Some(Finding::ok(format!(
+            "the ensemble has {odd} voting servers"
+        ))),
+    }
+}
+
 /// How long to retry when the servers do not serve.
 const CONNECT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -435,3 +484,22 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ROOM: usize = 112 << 10;
 /// How many lock names may have a gate before unused gates are removed.
 const GATES: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::ensemble;
+    use dlock_core::driver::Severity;
+
+    #[test]
+    fn an_ensemble_of_an_even_number_is_found() {
+        let server =
+            |id: u32, role: &str| format!("server.{id}=h{id}:2888:3888:{role};0.0.0.0:2181\n");
+        let two = server(1, "participant") + &server(2, "participant") + "version=0";
+        assert_eq!(ensemble(&two).unwrap().severity, Severity::Warning);
+        let observed = server(3, "observer") + &two;
+        assert_eq!(ensemble(&observed).unwrap().severity, Severity::Warning);
+        let three = server(3, "participant") + &two;
+        assert_eq!(ensemble(&three).unwrap().severity, Severity::Ok);
+        assert_eq!(ensemble(""), None);
+    }
+}

@@ -13,8 +13,9 @@ use async_trait::async_trait;
 use dlock_core::{
     Broken, FencingToken, Holds, Instant, LockName, MIN_LEASE, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Finding, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
+        kit::log_findings,
     },
 };
 use futures_core::stream::BoxStream;
@@ -125,7 +126,9 @@ impl ZkDriver {
         caps.session_bound = true;
         caps.shares = true;
         caps.ordered = true;
-        Ok(Self { lanes, caps })
+        let driver = Self { lanes, caps };
+        log_findings("zk", &driver.diagnose().await);
+        Ok(driver)
     }
 
     async fn session(&self, name: &LockName) -> Result<Arc<Session>> {
@@ -252,6 +255,10 @@ impl DistributedLock for ZkDriver {
             }
         }
         Err(contended())
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.lanes.session(Lane(0)).await?.diagnose().await
     }
 
     async fn close(&self) {

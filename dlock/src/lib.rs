@@ -87,11 +87,12 @@ pub use connect::{builder, connect};
 pub use dlock_core::exposed_pass;
 pub use dlock_core::{
     Admin, AnyLock, Broken, Client, ClientBuilder, Clock, DEFAULT_LEASE, DEFAULT_POLL_INTERVAL,
-    Detached, Effect, Election, Error, ErrorKind, FencingToken, Fingerprint, Guard, GuardState,
-    HoldId, Holder, HolderInfo, Holds, Instant, Job, JobReport, Lease, LeaseError, Lock, LockName,
-    LockSet, LossReason, MAX_LEASE, MAX_NAME_BYTES, MAX_SHARERS, MIN_LEASE, Mode, NameError,
-    NotAttached, NotDetached, Owner, Pass, PassError, ReleaseOutcome, RetryClass, RwLock, SetGuard,
-    Shutdown, ShutdownOutcome, ShutdownReport, Snapshot, Term, TimeoutPhase, driver,
+    Detached, Effect, Election, Error, ErrorKind, FencingToken, Finding, Fingerprint, Guard,
+    GuardState, HoldId, Holder, HolderInfo, Holds, Instant, Job, JobReport, Lease, LeaseError,
+    Lock, LockName, LockSet, LossReason, MAX_LEASE, MAX_NAME_BYTES, MAX_SHARERS, MIN_LEASE, Mode,
+    NameError, NotAttached, NotDetached, Owner, Pass, PassError, ReleaseOutcome, RetryClass,
+    RwLock, SetGuard, Severity, Shutdown, ShutdownOutcome, ShutdownReport, Snapshot, Term,
+    TimeoutPhase, driver,
 };
 #[cfg(feature = "etcd")]
 pub use dlock_etcd as etcd;

@@ -8,6 +8,7 @@
 mod bed;
 mod cli;
 mod counter;
+mod doctor;
 mod exec;
 mod home;
 mod lead;

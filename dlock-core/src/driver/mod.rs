@@ -15,6 +15,7 @@
 //! to the client's or to another lane's; that a driver is one server, one connection or one failure; that
 //! holds die with the client or outlive it; that `NotHeld` before the deadline is benign.
 
+pub(crate) mod finding;
 pub mod kit;
 pub(crate) mod request;
 pub(crate) mod response;
@@ -22,6 +23,7 @@ pub(crate) mod response;
 #[cfg(feature = "net")]
 pub use crate::runtime::check_runtime;
 pub use crate::{error::DriverError, random::system_random};
+pub use finding::{Finding, Severity};
 pub use request::{Acquire, Lane, Release, Renew, Ticket};
 pub(crate) use request::{HolderInfo, Holds};
 pub use response::{
@@ -163,6 +165,15 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// # Errors
     /// When the store did not answer.
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken>;
+
+    /// Reads the settings of the store that may void a lock: one [`Finding`] for each that was looked at. A
+    /// driver logs them when it connects ([`log_findings`](kit::log_findings)). It finds nothing by default.
+    ///
+    /// # Errors
+    /// When the store did not answer. What the user may not read is left out.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
 
     /// Closes connections and sessions.
     ///

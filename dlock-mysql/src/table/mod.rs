@@ -10,8 +10,8 @@ use crate::{
 use dlock_core::{
     Effect, FencingToken, Holds, Instant, LockName,
     driver::{
-        Acquire, DriverError, Release, Renew, Renewed, Result,
-        kit::{Call, Class, Expected, Freed, StoreTime, Write, Written, again},
+        Acquire, DriverError, Finding, Release, Renew, Renewed, Result,
+        kit::{Call, Class, Expected, Freed, StoreTime, Write, Written, again, log_findings},
     },
 };
 use std::{
@@ -50,10 +50,10 @@ impl LockTable {
         );
         let mut checkout = connections.first().await?;
         let session = checkout.session();
-        let checking = tokio::time::timeout(
-            config.connect_within(),
-            session::check(session, &config, &sql),
-        );
+        let checking = tokio::time::timeout(config.connect_within(), async {
+            log_findings("mysql", &Ok(session::diagnose(session).await));
+            session::check_table(&mut session.native, &config, &sql).await
+        });
         match checking.await {
             Ok(checked) => checkout.heard(Ok(checked?))?,
             Err(_) => return Err(DriverError::unavailable("no answer about the table")),
@@ -74,6 +74,16 @@ impl LockTable {
     pub(crate) async fn work(&self, give_up: Instant) -> Result<Checkout<'_>> {
         let class = Class::Work;
         self.connections.lend(Call { class, give_up }).await
+    }
+
+    /// What the server means for a lock.
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let call = self.connections.default_call();
+        let mut checkout = self.connections.lend(call).await?;
+        let limit = checkout.limit();
+        let found = session::diagnose(checkout.session());
+        let found = limit.of(async { Ok(found.await) }).await;
+        checkout.heard(found)
     }
 
     /// Makes the table again if it may. It existed when the driver connected, and was dropped with every lock in it.

@@ -46,6 +46,7 @@ mod table;
 mod url;
 mod wake_ups;
 
+pub use super::finding::log_findings;
 pub use answer_limit::AnswerLimit;
 pub use backoff::Backoff;
 pub use batch::{Batch, BatchPolicy, Batcher, again};

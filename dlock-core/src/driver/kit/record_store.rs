@@ -3,7 +3,7 @@
 use super::record::{DamagedRecord, Record, StoreTime};
 use crate::{
     clock::Instant,
-    driver::{Acquire, Capabilities, Release, Renew, Renewed, Result, Ticket, WakeUp},
+    driver::{Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Ticket, WakeUp},
     error::DriverError,
     name::LockName,
     owner::HoldId,
@@ -121,6 +121,14 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// Answers whether it did: the driver then repeats the step.
     async fn repair(&self, _error: &DriverError, _give_up: Instant) -> bool {
         false
+    }
+
+    /// As [`DistributedLock::diagnose`](crate::driver::DistributedLock::diagnose).
+    ///
+    /// # Errors
+    /// When the store did not answer.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
     }
 
     /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was

@@ -15,8 +15,8 @@ use super::{
 use crate::{
     clock::{Clock, Instant},
     driver::{
-        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Grant, Holds, Lane, Page,
-        Release, Released, Renew, Renewed, Result, Snapshot, Ticket, Wake, WakeUp,
+        Acquire, Acquired, Broken, Capabilities, Cursor, DistributedLock, Finding, Grant, Holds,
+        Lane, Page, Release, Released, Renew, Renewed, Result, Snapshot, Ticket, Wake, WakeUp,
     },
     error::{DriverError, Effect, ErrorKind, RetryClass},
     name::LockName,
@@ -555,6 +555,10 @@ impl<D: RecordBacked> DistributedLock for D {
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
         self.record_driver().serve_break_lock(name, only).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.record_driver().store.diagnose().await
     }
 
     async fn close(&self) {

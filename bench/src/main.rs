@@ -15,6 +15,8 @@
 )]
 
 mod clock;
+#[cfg(feature = "compare")]
+mod compare;
 mod counted;
 mod figure;
 mod floor;
@@ -36,6 +38,8 @@ use std::{error::Error, path::PathBuf, process::ExitCode, time::Duration};
 type Result<T = (), E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// Measures dlock against floors and peers on this machine, over loopback, and prints ratios of one run.
+///
+/// `dlock-bench compare --help`: the same work over every store and by other lock libraries, as a report.
 #[derive(Debug, Parser)]
 #[command(name = "dlock-bench")]
 struct Arguments {
@@ -74,6 +78,8 @@ const WORKERS: usize = 2;
 fn main() -> ExitCode {
     let done = match worker::entry() {
         Some(job) => runtime().and_then(|runtime| runtime.block_on(figure::job(&job))),
+        #[cfg(feature = "compare")]
+        None if std::env::args().nth(1).as_deref() == Some(compare::JOB) => compare_all(),
         None => run(&Arguments::parse()),
     };
     match done {
@@ -85,12 +91,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result {
+#[cfg(feature = "compare")]
+fn compare_all() -> Result {
+    let arguments = compare::Arguments::parse_from(std::env::args_os().skip(1));
+    say_what_counts();
+    runtime()?.block_on(compare::run(arguments))
+}
+
+fn say_what_counts() {
     if cfg!(debug_assertions) {
         eprintln!("dlock-bench: not a release build, the numbers mean nothing");
     } else {
         server::on_disk(); // durable stores are measured with the cost of durability
     }
+}
+
+fn run(arguments: &Arguments) -> Result {
+    say_what_counts();
     let runtime = runtime()?;
     let to_stdout = arguments
         .json

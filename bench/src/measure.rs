@@ -139,7 +139,7 @@ pub(crate) async fn interleave(
 
 /// Each repetition begins with another contestant, and every second one runs backwards, so that no
 /// contestant always follows the same one.
-fn order(repetition: usize, contestants: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn order(repetition: usize, contestants: usize) -> impl Iterator<Item = usize> {
     (0..contestants).map(move |place| {
         let at = (repetition + place) % contestants;
         if repetition.is_multiple_of(2) {

@@ -325,3 +325,103 @@ mod etcd {
         Ok(())
     }
 }
+
+#[cfg(feature = "compare")]
+mod compare {
+    use super::Outcome;
+    use serde_json::Value;
+    use std::{collections::BTreeSet, fs, process::Command};
+
+    /// Every case of `dlock`, and of a library beside it, over one store.
+    fn every_case_over(store: &str, peer: &str) -> Outcome {
+        let out = tempfile::tempdir()?;
+        let output = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
+            .args([
+                "compare",
+                "--smoke",
+                "--backends",
+                store,
+                "--peers",
+                peer,
+                "--out",
+            ])
+            .arg(out.path())
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let lines = fs::read_to_string(out.path().join("results.jsonl"))?;
+        let rows: Vec<Value> = lines
+            .lines()
+            .skip(1)
+            .map(serde_json::from_str)
+            .collect::<Result<_, _>>()?;
+        let of = |who: &str| -> BTreeSet<String> {
+            let some = rows.iter().filter(|row| row["contestant"] == who);
+            let measured = some
+                .filter(|row| row["missing"].is_null() && row["metrics"] != serde_json::json!({}));
+            measured.map(|row| row["case"].to_string()).collect()
+        };
+        assert_eq!(of("dlock").len(), 15, "{said}\n{rows:#?}");
+        assert!(peer == "none" || of(peer).len() >= 10, "{rows:#?}");
+        let report = fs::read_to_string(out.path().join("report.html"))?;
+        assert!(
+            report.contains("<svg") && !report.contains("NaN"),
+            "{report}"
+        );
+        let folder = out.path().to_string_lossy();
+        let difference = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
+            .args(["compare", "--diff", &folder, &folder])
+            .output()?;
+        let said = String::from_utf8(difference.stdout)?;
+        assert!(said.contains("nothing exceeds the noise"), "{said}");
+        Ok(())
+    }
+
+    #[test]
+    fn every_case_runs_over_redis() -> Outcome {
+        every_case_over("redis", "rslock")
+    }
+
+    #[test]
+    fn every_case_runs_over_zookeeper() -> Outcome {
+        every_case_over("zk", "zookeeper-client")
+    }
+
+    #[test]
+    fn every_case_runs_over_etcd() -> Outcome {
+        every_case_over("etcd", "etcd lock API")
+    }
+
+    #[test]
+    fn every_case_runs_over_postgres() -> Outcome {
+        every_case_over("postgres", "PgAdvisoryLock")
+    }
+
+    #[test]
+    fn every_case_runs_over_mysql() -> Outcome {
+        every_case_over("mysql", "none")
+    }
+
+    #[test]
+    fn every_case_runs_over_mongodb() -> Outcome {
+        every_case_over("mongodb", "none")
+    }
+
+    #[test]
+    fn every_case_runs_over_sqlite() -> Outcome {
+        every_case_over("sqlite", "none")
+    }
+
+    #[test]
+    fn a_peer_that_does_not_exist_is_refused_with_the_list() -> Outcome {
+        let output = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
+            .args(["compare", "--peers", "zookeper", "--out", "unused"])
+            .output()?;
+        let said = String::from_utf8(output.stderr)?;
+        assert!(
+            !output.status.success() && said.contains("zookeeper-client"),
+            "{said}"
+        );
+        Ok(())
+    }
+}

@@ -199,6 +199,7 @@ pub(crate) fn provide_tls(url: &str) {
             | "sqlite"
             | "redis"
             | "redis+unix"
+            | "redis+sentinel"
             | "mongodb"
             | "mongodb+srv"
             | "mysql"

@@ -53,6 +53,9 @@ mod sqlite_handoff;
 #[cfg(feature = "zk")]
 mod zk;
 
+#[cfg(feature = "peers")]
+pub(crate) use peer::Rslock;
+
 use crate::{Result, measure::Plan, report::Table};
 use dlock_conformance::testbed::worker::Job;
 use std::{future::Future, pin::Pin, time::Duration};
@@ -201,6 +204,10 @@ pub(crate) async fn job(job: &Job) -> Result {
     #[cfg(feature = "redis")]
     if [redis_recovery::HOLD, redis_recovery::WAIT].contains(&job.name.as_str()) {
         return redis_recovery::job(job).await;
+    }
+    #[cfg(feature = "compare")]
+    if job.name == crate::compare::JOB {
+        return crate::compare::job(job).await;
     }
     let name = &job.name;
     Err(format!("a process was started for {name:?}, which is no job of this build").into())

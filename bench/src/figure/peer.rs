@@ -5,27 +5,32 @@ use rslock::{Lock, LockManager};
 use std::time::Duration;
 
 /// One name of rslock: Redlock over one server, 30 s, retried every 0 to 200 ms.
-pub(super) struct Rslock {
+pub(crate) struct Rslock {
     manager: LockManager,
     name: String,
+    lease: Duration,
+}
+
+impl Rslock {
+    pub(crate) fn new(manager: LockManager, name: &str, lease: Duration) -> Self {
+        Self {
+            manager,
+            name: format!("rslock:{name}"),
+            lease,
+        }
+    }
 }
 
 /// One manager, and so one connection, for all names.
 pub(super) fn rslock(url: &str, names: &[String]) -> Vec<Result<Rslock>> {
     let manager = LockManager::new(vec![url]);
-    let one = |name: &String| Rslock {
-        manager: manager.clone(),
-        name: format!("rslock:{name}"),
-    };
+    let one = |name: &String| Rslock::new(manager.clone(), name, LEASE);
     names.iter().map(|name| Ok(one(name))).collect()
 }
 
 /// A manager of its own.
 pub(super) fn rslock_of(url: &str, name: &str) -> Result<Rslock> {
-    Ok(Rslock {
-        manager: LockManager::new(vec![url]),
-        name: format!("rslock:{name}"),
-    })
+    Ok(Rslock::new(LockManager::new(vec![url]), name, LEASE))
 }
 
 impl Contender for Rslock {
@@ -33,7 +38,7 @@ impl Contender for Rslock {
 
     async fn acquire(&self) -> Result<Lock> {
         let name = self.name.as_bytes();
-        Ok(self.manager.acquire_no_guard(name, LEASE).await?)
+        Ok(self.manager.acquire_no_guard(name, self.lease).await?)
     }
 
     async fn release(&self, held: Lock) -> Result {

@@ -30,6 +30,22 @@ pub(crate) async fn lease(client: &Client) -> Result<i64> {
     Ok(client.lease_client().grant(LEASE, None).await?.id())
 }
 
+/// A lease that is kept alive while this process lives, as the session of a client library is.
+pub(crate) async fn session(client: &Client, lease: Duration) -> Result<i64> {
+    let mut leases = client.lease_client();
+    let id = leases
+        .grant(i64::try_from(lease.as_secs())?, None)
+        .await?
+        .id();
+    let (mut keeper, mut answers) = leases.keep_alive(id).await?;
+    tokio::spawn(async move {
+        while keeper.keep_alive().await.is_ok() && answers.message().await.is_ok() {
+            tokio::time::sleep(lease / 3).await;
+        }
+    });
+    Ok(id)
+}
+
 impl TwoTransactions {
     pub(crate) fn new(client: &Client, lease: i64, name: &str) -> Self {
         Self {
@@ -137,11 +153,15 @@ pub(crate) struct Api {
 
 impl Api {
     pub(crate) async fn new(client: &Client, name: &str) -> Result<Self> {
-        Ok(Self {
+        Ok(Self::with(client, lease(client).await?, name))
+    }
+
+    pub(crate) fn with(client: &Client, lease: i64, name: &str) -> Self {
+        Self {
             client: client.clone(),
-            lease: lease(client).await?,
+            lease,
             name: format!("/api/{name}"),
-        })
+        }
     }
 }
 

@@ -22,7 +22,12 @@ pub(crate) struct Bare {
 pub(crate) struct Recipe(Bare);
 
 pub(crate) async fn connect(hosts: &str) -> Result<Client> {
-    let connector = Client::connector().with_session_timeout(Duration::from_secs(30));
+    connect_for(hosts, Duration::from_secs(30)).await
+}
+
+/// With a session that ends so long after its client.
+pub(crate) async fn connect_for(hosts: &str, session: Duration) -> Result<Client> {
+    let connector = Client::connector().with_session_timeout(session);
     Ok(connector.connect(hosts).await?)
 }
 

@@ -133,7 +133,17 @@ impl Worker {
             }
             command.env(format!("{ARG}{}", key.to_ascii_uppercase()), value);
         }
-        let mut child = start(process::tied(&command))?;
+        Self::run(job, &command)
+    }
+
+    /// Starts another program as a worker, which reads and writes lines as a job of this binary would.
+    ///
+    /// It shares the standard error of this process. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// When the process cannot be started.
+    pub fn run(job: &str, command: &Command) -> io::Result<Self> {
+        let mut child = start(process::tied(command))?;
         let gone = || io::Error::other("BUG: a pipe of a new worker is missing");
         let lines = BufReader::new(child.stdout.take().ok_or_else(gone)?).lines();
         let commands = child.stdin.take();

@@ -1,0 +1,384 @@
+// The Java libraries as contestants; ../README.md defines the protocol.
+
+import com.mongodb.client.MongoClients;
+import com.zaxxer.hikari.HikariDataSource;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.net.URI;
+import java.time.Duration;
+import java.time.Instant;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.stream.Collectors;
+import net.javacrumbs.shedlock.core.LockConfiguration;
+import net.javacrumbs.shedlock.core.LockProvider;
+import net.javacrumbs.shedlock.core.SimpleLock;
+import net.javacrumbs.shedlock.provider.jdbctemplate.JdbcTemplateLockProvider;
+import net.javacrumbs.shedlock.provider.mongo.MongoLockProvider;
+import org.apache.curator.framework.CuratorFramework;
+import org.apache.curator.framework.CuratorFrameworkFactory;
+import org.apache.curator.framework.recipes.locks.InterProcessLock;
+import org.apache.curator.framework.recipes.locks.InterProcessMutex;
+import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
+import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
+import org.apache.curator.framework.recipes.locks.Lease;
+import org.apache.curator.retry.RetryOneTime;
+import org.redisson.Redisson;
+import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+import org.springframework.jdbc.core.JdbcTemplate;
+
+public class Peer {
+    /** Acquires, waiting, and returns what releases. */
+    interface Lock {
+        Release acquire() throws Exception;
+    }
+
+    interface Release {
+        void run() throws Exception;
+    }
+
+    /** A client with connections of its own. */
+    interface Client {
+        /** Sort: exclusive, read or permit, of so many. */
+        Lock lock(String sort, String name, int of) throws Exception;
+    }
+
+    interface Work {
+        void run(int at) throws Exception;
+    }
+
+    static class No extends Exception {
+        No(String what) {
+            super("it has no " + what);
+        }
+    }
+
+    final String kind;
+    final String url;
+    final long lease;
+    final Map<Integer, Client> clients = new ConcurrentHashMap<>();
+    final List<Release> kept = new ArrayList<>();
+
+    Peer(String kind, String url, long lease) {
+        this.kind = kind;
+        this.url = url;
+        this.lease = lease;
+    }
+
+    public static void main(String[] args) throws Exception {
+        java.util.logging.LogManager.getLogManager().reset();
+        Peer peer = new Peer(args[0], args[1], Long.parseLong(args[2]));
+        peer.client(0);
+        say("{\"ready\":\"" + peer.version() + ", Java " + Runtime.version().feature() + "\"}");
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String said;
+            try {
+                said = peer.obey(line.split(" "));
+            } catch (Throwable error) {
+                String why = String.valueOf(error.getMessage());
+                if (!(error instanceof No)) {
+                    why = error.getClass().getSimpleName() + ": " + why;
+                }
+                said = "{\"error\":\"" + why.replaceAll("[\\\\\"\\p{Cntrl}]", " ") + "\"}";
+            }
+            say(said);
+        }
+        System.exit(0);
+    }
+
+    static void say(String answer) {
+        System.out.println("= " + answer);
+        System.out.flush();
+    }
+
+    String version() {
+        String library = kind.startsWith("Redisson") ? "redisson" : kind.equals("Curator") ? "curator-recipes"
+                : kind.endsWith("MongoDB") ? "shedlock-provider-mongo" : "shedlock-provider-jdbc-template";
+        String path = System.getProperty("java.class.path");
+        return Arrays.stream(path.split("[:/]")).filter(jar -> jar.startsWith(library + "-")).findFirst().orElse(library).replace(".jar", "");
+    }
+
+    String obey(String[] words) throws Exception {
+        switch (words[0]) {
+            case "cycle":
+                return cycle(words[1], Integer.parseInt(words[2]), Long.parseLong(words[3]) * 1_000_000);
+            case "contend":
+                return contend(Integer.parseInt(words[1]), Long.parseLong(words[2]) * 1_000_000);
+            case "keep": {
+                if (kind.startsWith("ShedLock")) {
+                    throw new No("renewal");
+                }
+                for (int at = 0; at < Integer.parseInt(words[1]); at++) {
+                    kept.add(client(0).lock("exclusive", "kept:" + at, 1).acquire());
+                }
+                return "{\"ops\":" + kept.size() + "}";
+            }
+            case "free": {
+                int lost = 0;
+                for (Release release : kept) {
+                    try {
+                        release.run();
+                    } catch (Exception error) {
+                        lost++;
+                    }
+                }
+                kept.clear();
+                return "{\"lost\":" + lost + "}";
+            }
+            case "names": {
+                int count = Integer.parseInt(words[1]);
+                long began = System.nanoTime();
+                AtomicInteger next = new AtomicInteger();
+                together(128, task -> {
+                    for (int at = next.getAndIncrement(); at < count; at = next.getAndIncrement()) {
+                        client(0).lock("exclusive", "named:" + at, 1).acquire().run();
+                    }
+                });
+                return "{\"ops\":" + count + ",\"nanos\":" + (System.nanoTime() - began) + "}";
+            }
+            case "wait": {
+                Lock lock = client(0).lock("exclusive", "waited", 1);
+                waits();
+                kept.add(lock.acquire());
+                int count = Integer.parseInt(words[1]);
+                for (int at = 0; at < count; at++) {
+                    Thread thread = new Thread(() -> {
+                        try {
+                            lock.acquire();
+                        } catch (Exception error) {
+                            throw new IllegalStateException(error);
+                        }
+                    });
+                    thread.setDaemon(true);
+                    thread.start();
+                }
+                Thread.sleep(500);
+                return "{\"ops\":" + count + "}";
+            }
+            case "take": {
+                waits();
+                kept.add(client(0).lock("exclusive", words[1], 1).acquire());
+                Instant now = Instant.now();
+                return "{\"got\":" + (now.getEpochSecond() * 1_000_000 + now.getNano() / 1000) + "}";
+            }
+            default:
+                throw new IllegalArgumentException("no command " + words[0]);
+        }
+    }
+
+    void waits() throws No {
+        if (kind.startsWith("ShedLock")) {
+            throw new No("waiting");
+        }
+    }
+
+    String cycle(String which, int tasks, long span) throws Exception {
+        boolean again = which.equals("again");
+        if (again && kind.startsWith("ShedLock")) {
+            throw new No("re-entry");
+        }
+        String sort = which.equals("read") || which.equals("permit") ? which : "exclusive";
+        long[][] all = new long[tasks][];
+        Work task = at -> {
+            Lock lock = client(0).lock(sort, sort.equals("exclusive") ? which + ":" + at : which, tasks);
+            Release outer = again ? lock.acquire() : null;
+            long[] latencies = new long[1024];
+            int count = 0;
+            long began = System.nanoTime();
+            for (long last = began; last - began < span;) {
+                lock.acquire().run();
+                long now = System.nanoTime();
+                if (count == latencies.length) {
+                    latencies = Arrays.copyOf(latencies, count * 2);
+                }
+                latencies[count++] = now - last;
+                last = now;
+            }
+            all[at] = Arrays.copyOf(latencies, count);
+            if (outer != null) {
+                outer.run();
+            }
+        };
+        long began = System.nanoTime();
+        if (which.equals("main")) {
+            task.run(0);
+        } else {
+            together(tasks, task);
+        }
+        long took = System.nanoTime() - began;
+        long[] latencies = Arrays.stream(all).flatMapToLong(Arrays::stream).sorted().toArray();
+        List<String> quantiles = new ArrayList<>();
+        for (int permille = 0; permille <= 1000 && latencies.length > 0; permille++) {
+            quantiles.add(String.valueOf(latencies[(int) ((latencies.length - 1L) * permille / 1000)]));
+        }
+        return "{\"ops\":" + latencies.length + ",\"nanos\":" + took + ",\"q\":[" + String.join(",", quantiles) + "]}";
+    }
+
+    int turn;
+
+    String contend(int waiters, long span) throws Exception {
+        waits();
+        List<Lock> locks = new ArrayList<>();
+        for (int at = 1; at <= waiters + 1; at++) {
+            locks.add(client(at).lock("exclusive", "contended:" + waiters, 1));
+        }
+        List<long[]> turns = new ArrayList<>();
+        Object changed = new Object();
+        long began = System.nanoTime();
+        together(waiters + 1, at -> {
+            while (System.nanoTime() - began < span) {
+                long asked = System.nanoTime() - began;
+                Release release = locks.get(at).acquire();
+                long got = System.nanoTime() - began;
+                int mine;
+                synchronized (changed) {
+                    mine = ++turn;
+                    changed.notifyAll();
+                }
+                if (System.nanoTime() - began < span) {
+                    TimeUnit.MICROSECONDS.sleep(ThreadLocalRandom.current().nextLong(3000, 8000));
+                }
+                long freed = System.nanoTime() - began;
+                release.run();
+                synchronized (changed) {
+                    turns.add(new long[] {at, asked, got, freed});
+                    while (turn == mine && System.nanoTime() - began < span) {
+                        changed.wait(1 + Math.max(0, (span - (System.nanoTime() - began)) / 1_000_000));
+                    }
+                }
+            }
+        });
+        return "{\"turns\":" + turns.stream().map(Arrays::toString).collect(Collectors.toList()) + "}";
+    }
+
+    /** So many threads; the first error is thrown. */
+    static void together(int count, Work work) throws Exception {
+        List<Thread> threads = new ArrayList<>();
+        Throwable[] failed = new Throwable[1];
+        for (int at = 0; at < count; at++) {
+            int mine = at;
+            Thread thread = new Thread(() -> {
+                try {
+                    work.run(mine);
+                } catch (Throwable error) {
+                    failed[0] = error;
+                }
+            });
+            threads.add(thread);
+            thread.start();
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        if (failed[0] instanceof Exception error) {
+            throw error;
+        } else if (failed[0] != null) {
+            throw new IllegalStateException(failed[0]);
+        }
+    }
+
+    Client client(int at) throws Exception {
+        Client client = clients.get(at);
+        if (client == null) {
+            client = kind.startsWith("Redisson") ? redisson(at) : kind.equals("Curator") ? curator() : shedlock();
+            clients.put(at, client);
+        }
+        return client;
+    }
+
+    /** Client 0 as its default is; the others, of which there are many in this one process, with few connections. */
+    Client redisson(int at) {
+        Config config = new Config();
+        config.setLockWatchdogTimeout(lease);
+        var server = config.useSingleServer().setAddress(url);
+        if (at > 0) {
+            config.setThreads(1).setNettyThreads(1);
+            server.setConnectionPoolSize(2).setConnectionMinimumIdleSize(1);
+            server.setSubscriptionConnectionPoolSize(2).setSubscriptionConnectionMinimumIdleSize(1);
+        }
+        RedissonClient client = Redisson.create(config);
+        return (sort, name, of) -> {
+            String key = kind + ":" + name;
+            if (sort.equals("permit")) {
+                RPermitExpirableSemaphore semaphore = client.getPermitExpirableSemaphore(key);
+                semaphore.trySetPermits(of);
+                return () -> {
+                    String permit = semaphore.acquire(lease, TimeUnit.MILLISECONDS);
+                    return () -> semaphore.release(permit);
+                };
+            }
+            RLock lock = sort.equals("read") ? client.getReadWriteLock(key).readLock()
+                    : kind.endsWith("RFairLock") ? client.getFairLock(key)
+                    : kind.endsWith("RFencedLock") ? client.getFencedLock(key) : client.getLock(key);
+            return () -> {
+                lock.lock();
+                return lock::unlock;
+            };
+        };
+    }
+
+    Client curator() throws Exception {
+        String hosts = url.substring(url.indexOf("://") + 3);
+        CuratorFramework client = CuratorFrameworkFactory.newClient(hosts, (int) lease, 15_000, new RetryOneTime(100));
+        client.start();
+        client.blockUntilConnected();
+        return (sort, name, of) -> {
+            String path = "/curator/" + name.replace(':', '-');
+            if (sort.equals("permit")) {
+                InterProcessSemaphoreV2 semaphore = new InterProcessSemaphoreV2(client, path, of);
+                return () -> {
+                    Lease permit = semaphore.acquire();
+                    return () -> semaphore.returnLease(permit);
+                };
+            }
+            InterProcessLock lock = sort.equals("read") ? new InterProcessReadWriteLock(client, path).readLock()
+                    : new InterProcessMutex(client, path);
+            return () -> {
+                lock.acquire();
+                return lock::release;
+            };
+        };
+    }
+
+    Client shedlock() throws Exception {
+        LockProvider provider;
+        if (kind.endsWith("MongoDB")) {
+            provider = new MongoLockProvider(MongoClients.create(url).getDatabase("shedlock"));
+        } else {
+            URI at = URI.create(url);
+            HikariDataSource pool = new HikariDataSource();
+            pool.setJdbcUrl("jdbc:" + (kind.endsWith("MariaDB") ? "mariadb" : "postgresql") + "://" + at.getHost() + ":" + at.getPort() + at.getPath());
+            String[] user = Optional.ofNullable(at.getUserInfo()).orElse("").split(":", 2);
+            pool.setUsername(user[0]);
+            pool.setPassword(user.length > 1 ? user[1] : "");
+            pool.setMaximumPoolSize(16);
+            pool.setConnectionTimeout(60_000);
+            JdbcTemplate template = new JdbcTemplate(pool);
+            template.execute("CREATE TABLE IF NOT EXISTS shedlock(name VARCHAR(64) NOT NULL PRIMARY KEY,"
+                    + " lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)");
+            provider = new JdbcTemplateLockProvider(JdbcTemplateLockProvider.Configuration.builder()
+                    .withJdbcTemplate(template).usingDbTime().build());
+        }
+        return (sort, name, of) -> {
+            if (!sort.equals("exclusive")) {
+                throw new No(sort.equals("read") ? "shared locks" : "permits");
+            }
+            return () -> {
+                var wanted = new LockConfiguration(Instant.now(), name, Duration.ofMillis(lease), Duration.ZERO);
+                Optional<SimpleLock> lock = provider.lock(wanted);
+                return lock.orElseThrow(() -> new IllegalStateException("an uncontended lock was refused"))::unlock;
+            };
+        };
+    }
+}

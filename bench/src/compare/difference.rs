@@ -1,0 +1,163 @@
+//! Difference of two runs: what exceeds the noise.
+
+use super::{
+    peers::DLOCK,
+    results::{Results, Row},
+};
+use crate::measure::Spread;
+use std::fmt::Write;
+
+/// A machine is not equally fast in two runs. How much it drifted is the median ratio over the peers, whose code
+/// did not change; without peers over everything. A difference exceeds the noise when no repetition of one run,
+/// corrected by the drift, lies within the range of the other.
+pub(super) fn between(before: &Results, after: &Results) -> String {
+    let mut pairs = Vec::new();
+    for row in &after.rows {
+        let Some(other) = before.row(&row.store, &row.case, &row.contestant) else {
+            continue;
+        };
+        for metric in row.metrics.keys() {
+            if let Some(pair) = Pair::of(other, row, metric) {
+                pairs.push(pair);
+            }
+        }
+    }
+    let drift_of = |of_peers: bool, is_rate: bool| {
+        let some = pairs.iter().filter(|one| {
+            one.is_rate() == is_rate && one.is_time() && (one.row.contestant != DLOCK || !of_peers)
+        });
+        let drift = Spread::of(some.map(Pair::ratio)).median;
+        drift.is_finite().then_some(drift)
+    };
+    let drift = |is_rate| {
+        drift_of(true, is_rate)
+            .or_else(|| drift_of(false, is_rate))
+            .unwrap_or(1.0)
+    };
+    let (times, rates) = (drift(false), drift(true));
+    let mut text = format!(
+        "{} numbers in both runs; drift of the machine: times × {times:.2}, rates × {rates:.2}\n\n",
+        pairs.len()
+    );
+    let mut count = 0;
+    for pair in &pairs {
+        let drift = match (pair.is_time(), pair.is_rate()) {
+            (false, _) => 1.0,
+            (true, false) => times,
+            (true, true) => rates,
+        };
+        if pair.exceeds(drift) {
+            count += 1;
+            let Row {
+                store,
+                case,
+                contestant,
+                ..
+            } = pair.row;
+            let verdict = match (pair.ratio() / drift > 1.0) == pair.is_rate() {
+                true => "better",
+                false => "worse",
+            };
+            let verdict = if pair.metric == "hand-offs" {
+                ""
+            } else {
+                verdict
+            };
+            let _written = writeln!(
+                text,
+                "{store} {case} {contestant}, {}: {:.4} → {:.4}, × {:.2} after drift, {verdict}",
+                pair.metric,
+                pair.before.median,
+                pair.after.median,
+                pair.ratio() / drift
+            );
+        }
+    }
+    if count == 0 {
+        text += "nothing exceeds the noise\n";
+    }
+    text
+}
+
+struct Pair<'a> {
+    row: &'a Row,
+    metric: &'a str,
+    before: Spread,
+    after: Spread,
+}
+
+impl<'a> Pair<'a> {
+    /// `None`: too few repetitions to know the noise.
+    fn of(before: &Row, row: &'a Row, metric: &'a str) -> Option<Self> {
+        let repeated = |row: &Row| {
+            row.metrics
+                .get(metric)
+                .is_some_and(|values| values.len() >= 2)
+        };
+        (repeated(before) && repeated(row)).then_some(())?;
+        Some(Self {
+            row,
+            metric,
+            before: before.spread(metric)?,
+            after: row.spread(metric)?,
+        })
+    }
+
+    fn ratio(&self) -> f64 {
+        self.after.median / self.before.median
+    }
+
+    /// Whether more is better.
+    fn is_rate(&self) -> bool {
+        self.metric == "per s" || self.metric == "Jain"
+    }
+
+    /// Whether it depends on the speed of the machine.
+    fn is_time(&self) -> bool {
+        ["p50 µs", "client µs", "server µs", "per s"].contains(&self.metric)
+    }
+
+    fn exceeds(&self, drift: f64) -> bool {
+        let (low, high) = (self.before.low * drift, self.before.high * drift);
+        self.after.low > high || self.after.high < low
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Results, Row, between};
+
+    fn run(numbers: &[(&str, [f64; 2])]) -> Results {
+        let row = |(contestant, values): &(&str, [f64; 2])| {
+            let mut row = Row::missing("redis", "task-1", contestant, "");
+            row.metrics.insert("p50 µs".to_owned(), values.to_vec());
+            row
+        };
+        Results {
+            rows: numbers.iter().map(row).collect(),
+            ..Results::default()
+        }
+    }
+
+    #[test]
+    fn what_moves_with_the_machine_is_no_difference() {
+        let before = run(&[("dlock", [90.0, 110.0]), ("peer", [100.0, 101.0])]);
+        let after = run(&[("dlock", [180.0, 215.0]), ("peer", [200.0, 203.0])]);
+        assert!(
+            between(&before, &after).contains("nothing exceeds"),
+            "{}",
+            between(&before, &after)
+        );
+    }
+
+    #[test]
+    fn what_leaves_the_range_after_the_drift_is_told() {
+        let before = run(&[("dlock", [90.0, 110.0]), ("peer", [100.0, 101.0])]);
+        let after = run(&[("dlock", [130.0, 140.0]), ("peer", [100.0, 101.0])]);
+        let text = between(&before, &after);
+        assert!(
+            text.contains("redis task-1 dlock, p50 µs") && text.contains("worse"),
+            "{text}"
+        );
+    }
+}

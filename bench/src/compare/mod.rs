@@ -1,0 +1,447 @@
+//! `compare`: every store and its peers on the same work, as a report that people can look at.
+
+mod case;
+mod contestant;
+mod difference;
+mod page;
+mod peers;
+mod plot;
+mod results;
+mod store;
+
+pub(crate) use contestant::job;
+
+use crate::{
+    Result,
+    measure::{Quiet, order},
+};
+use case::{Case, Sample};
+use clap::Parser;
+use peers::{CONTESTANTS, Contestant, DLOCK, Process, With};
+use results::{Results, Row};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+use store::{STORES, Store};
+use tokio::task::JoinSet;
+
+/// Measures dlock over every store, and other lock libraries beside it, on the same work.
+///
+/// Prints tables, and writes `results.jsonl`, `report.html` and its plots into a folder.
+#[derive(Debug, Parser)]
+#[command(name = "dlock-bench compare")]
+pub(crate) struct Arguments {
+    /// Only these stores, by the scheme of their URLs, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = STORES.map(|(scheme, _)| scheme))]
+    backends: Vec<String>,
+    /// Only these libraries beside dlock, separated by commas; `none`: dlock alone.
+    #[arg(long, value_delimiter = ',')]
+    peers: Vec<String>,
+    /// Few and short measurements: at most 10 minutes in all.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// More and longer ones, up to 100,000 held locks and a million names: hours.
+    #[arg(long)]
+    full: bool,
+    /// Every case once, with next to no work: the numbers mean nothing.
+    #[arg(long, hide = true)]
+    smoke: bool,
+    /// A server of yours, instead of one that is started here; its scheme says for which store. It gets the whole
+    /// load, and keeps the records of the locks.
+    #[arg(long, value_name = "URL")]
+    url: Vec<String>,
+    /// The folder for the report.
+    #[arg(long, value_name = "DIR", required_unless_present = "diff")]
+    out: Option<PathBuf>,
+    /// Compares the results of two runs, by their folders: what differs by more than the noise.
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["out", "url"])]
+    diff: Vec<PathBuf>,
+}
+
+/// How much is measured.
+#[derive(Debug)]
+struct Effort {
+    cycle: Duration,
+    contend: Duration,
+    repetitions: usize,
+    kills: usize,
+    keep: &'static [usize],
+    /// How long held locks are left alone, and then watched: a third of the lease or more.
+    settle: Duration,
+    watch: Duration,
+    names: &'static [usize],
+    waiters: usize,
+    warm_up: f64,
+}
+
+const QUICK: Effort = Effort {
+    cycle: Duration::from_millis(250),
+    contend: Duration::from_millis(1_000),
+    repetitions: 2,
+    kills: 2,
+    keep: &[1_000],
+    settle: Duration::from_secs(1),
+    watch: Duration::from_secs(4),
+    names: &[1_000],
+    waiters: 500,
+    warm_up: 0.5,
+};
+const STANDARD: Effort = Effort {
+    cycle: Duration::from_millis(500),
+    contend: Duration::from_millis(2_000),
+    repetitions: 5,
+    kills: 5,
+    keep: &[1_000, 10_000],
+    settle: Duration::from_secs(4),
+    watch: Duration::from_secs(8),
+    names: &[1_000, 10_000],
+    waiters: 1_000,
+    warm_up: 1.0,
+};
+const FULL: Effort = Effort {
+    cycle: Duration::from_millis(1_000),
+    contend: Duration::from_millis(5_000),
+    repetitions: 10,
+    kills: 20,
+    keep: &[1_000, 10_000, 100_000],
+    names: &[1_000, 10_000, 100_000, 1_000_000],
+    ..STANDARD
+};
+const SMOKE: Effort = Effort {
+    cycle: Duration::from_millis(20),
+    contend: Duration::from_millis(100),
+    repetitions: 1,
+    kills: 1,
+    keep: &[20],
+    settle: Duration::ZERO,
+    watch: Duration::from_millis(100),
+    names: &[100],
+    waiters: 5,
+    warm_up: 0.0,
+};
+/// The lease of every lock, but where a holder is killed.
+const LEASE: Duration = Duration::from_secs(12);
+/// The job of this program's own contestants.
+pub(crate) const JOB: &str = "compare";
+
+pub(crate) async fn run(arguments: Arguments) -> Result {
+    if let [before, after] = &arguments.diff[..] {
+        print!(
+            "{}",
+            difference::between(&Results::read(before)?, &Results::read(after)?)
+        );
+        return Ok(());
+    }
+    let out = arguments.out.clone().ok_or("--out is missing")?;
+    let mut comparison = Comparison::new(&arguments)?;
+    std::fs::create_dir_all(&out)?;
+    let mut results = Results::new(&arguments.mode());
+    for (scheme, title) in STORES {
+        if !arguments.wants(scheme) {
+            continue;
+        }
+        match comparison.of_store(scheme, &mut results).await {
+            Ok(()) => println!("{}", results.tables(scheme, title)),
+            Err(error) => {
+                eprintln!("{title}: {error}");
+                results
+                    .rows
+                    .push(Row::missing(scheme, "", DLOCK, &error.to_string()));
+            }
+        }
+        results.write(&out)?; // also what there is so far
+    }
+    results.write(&out)?;
+    let violations = results.violations();
+    println!("report: {}", out.join("report.html").display());
+    if violations > 0.0 {
+        return Err(
+            format!("dlock was held twice, or lost while it was kept: {violations} times").into(),
+        );
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn effort(&self) -> &'static Effort {
+        match (self.smoke, self.quick, self.full) {
+            (true, _, _) => &SMOKE,
+            (_, true, _) => &QUICK,
+            (_, _, true) => &FULL,
+            _ => &STANDARD,
+        }
+    }
+
+    fn mode(&self) -> String {
+        let all = [
+            (self.smoke, "smoke"),
+            (self.quick, "quick"),
+            (self.full, "full"),
+        ];
+        let mode = all.into_iter().find(|(is_it, _)| *is_it);
+        mode.map_or("standard", |(_, name)| name).to_owned()
+    }
+
+    /// The user's servers alone, when some are named and no stores are.
+    fn wants(&self, scheme: &str) -> bool {
+        match &self.backends[..] {
+            [] if !self.url.is_empty() => self.url_of(scheme).is_some(),
+            [] => true,
+            some => some.iter().any(|one| one == scheme),
+        }
+    }
+
+    fn url_of(&self, scheme: &str) -> Option<&str> {
+        let of = |url: &str| {
+            let named = url.split(':').next().unwrap_or_default();
+            match named {
+                "mariadb" => "mysql".to_owned(),
+                "postgresql" => "postgres".to_owned(),
+                other => other.to_owned(),
+            }
+        };
+        self.url
+            .iter()
+            .map(String::as_str)
+            .find(|url| of(url) == scheme)
+    }
+}
+
+/// A run under way.
+struct Comparison<'a> {
+    arguments: &'a Arguments,
+    effort: &'static Effort,
+    cases: Vec<Case>,
+    /// Whether an adapter was built, by its folder in `bench/peers`, or why not.
+    built: BTreeMap<&'static str, Result<(), String>>,
+    began: Instant,
+    /// Seconds that the plan asks for, and how many of them are done.
+    planned: f64,
+    done: f64,
+}
+
+impl<'a> Comparison<'a> {
+    fn new(arguments: &'a Arguments) -> Result<Self> {
+        for url in &arguments.url {
+            let is_known = STORES
+                .iter()
+                .any(|(scheme, _)| arguments.url_of(scheme) == Some(url));
+            if !is_known {
+                return Err(
+                    "a --url of a scheme that no store has, or a second one of a store".into(),
+                );
+            }
+        }
+        for peer in &arguments.peers {
+            if peer != "none" && !CONTESTANTS.iter().any(|one| one.name == peer) {
+                let known: Vec<&str> = CONTESTANTS.iter().map(|one| one.name).collect();
+                return Err(format!("no peer {peer:?}; there are: {}", known.join(", ")).into());
+            }
+        }
+        let effort = arguments.effort();
+        let cases = case::all(effort);
+        let mut comparison = Self {
+            arguments,
+            effort,
+            cases,
+            built: BTreeMap::new(),
+            began: Instant::now(),
+            planned: 0.0,
+            done: 0.0,
+        };
+        for (scheme, _) in STORES {
+            if arguments.wants(scheme) {
+                let contestants = comparison.contestants(scheme).len();
+                let of = |case: &Case| comparison.seconds(case, contestants);
+                comparison.planned += comparison.cases.iter().map(of).sum::<f64>();
+            }
+        }
+        Ok(comparison)
+    }
+
+    fn contestants(&self, scheme: &str) -> Vec<&'static Contestant> {
+        let peers = &self.arguments.peers;
+        let is_wanted = |one: &&Contestant| {
+            let is_named = peers.is_empty() || peers.iter().any(|peer| peer == one.name);
+            one.store == scheme && (one.name == DLOCK || is_named)
+        };
+        CONTESTANTS.iter().filter(is_wanted).collect()
+    }
+
+    /// How long a case takes, about.
+    fn seconds(&self, case: &Case, contestants: usize) -> f64 {
+        let times = if case.is_together() { 1 } else { contestants } * case.repetitions;
+        case.span.as_secs_f64() * times as f64 * 1.5
+    }
+
+    async fn of_store(&mut self, scheme: &str, results: &mut Results) -> Result {
+        let store = match self.arguments.url_of(scheme) {
+            Some(url) => Store::of_the_user(url),
+            None => Store::start(scheme).await?,
+        };
+        results
+            .versions
+            .insert(scheme.to_owned(), store.version.clone());
+        let mut present = Vec::new();
+        for one in self.contestants(scheme) {
+            match self.start(one, &store).await {
+                Ok(process) => {
+                    let version = format!("{}/{}", one.store, one.name);
+                    results.versions.insert(version, process.version.clone());
+                    present.push((one, process));
+                }
+                Err(error) => {
+                    eprintln!("{}: not measured: {error}", one.name);
+                    results
+                        .rows
+                        .push(Row::missing(scheme, "", one.name, &error.to_string()));
+                }
+            }
+        }
+        for case in self.cases.clone() {
+            self.say(scheme, &case);
+            let rows = if case.is_together() {
+                recovered(&present, &store, &case).await
+            } else {
+                self.measure(&mut present, &store, &case).await
+            };
+            results.rows.extend(rows);
+            self.done += self.seconds(&case, self.contestants(scheme).len());
+        }
+        Ok(())
+    }
+
+    async fn start(&mut self, one: &'static Contestant, store: &Store) -> Result<Process> {
+        if let With::Adapter(adapter) = one.with {
+            if !self.built.contains_key(adapter.folder) {
+                eprintln!("building what runs {} ..", one.name);
+                let built = tokio::task::spawn_blocking(|| {
+                    adapter.build().map_err(|error| error.to_string())
+                });
+                self.built.insert(adapter.folder, built.await?);
+            }
+            if let Some(Err(reason)) = self.built.get(adapter.folder) {
+                return Err(reason.clone().into());
+            }
+        }
+        Process::start(one, &store.url, LEASE).await
+    }
+
+    fn say(&self, scheme: &str, case: &Case) {
+        let spent = self.began.elapsed().as_secs_f64();
+        let share = self.done / self.planned.max(1e-9);
+        let left = match share {
+            share if share > 0.02 => spent / share - spent,
+            _ => self.planned,
+        };
+        let (percent, minutes) = (share * 100.0, (left / 60.0).ceil());
+        eprintln!(
+            "{scheme:>9} {:<14} {percent:>3.0} % done, about {minutes:.0} min left",
+            case.name
+        );
+    }
+
+    /// All contestants once a repetition, in another order each time.
+    async fn measure(
+        &self,
+        present: &mut [(&'static Contestant, Process)],
+        store: &Store,
+        case: &Case,
+    ) -> Vec<Row> {
+        let mut samples: Vec<Vec<Sample>> = present.iter().map(|_| Vec::new()).collect();
+        let mut failed: Vec<Option<String>> = present.iter().map(|_| None).collect();
+        for repetition in 0..case.repetitions {
+            for at in order(repetition, present.len()) {
+                let (one, process) = &mut present[at];
+                if failed[at].is_some() {
+                    continue;
+                }
+                let warm_up = warm_up(one, repetition).mul_f64(self.effort.warm_up);
+                match sample(one, process, store, case, self.effort, warm_up).await {
+                    Ok(sample) => samples[at].push(sample),
+                    Err(error) => failed[at] = Some(error.to_string()),
+                }
+            }
+        }
+        let mut rows = Vec::new();
+        for ((one, _), (samples, failed)) in present.iter().zip(samples.into_iter().zip(failed)) {
+            rows.push(match failed {
+                Some(reason) => Row::missing(one.store, &case.name, one.name, &reason),
+                None => Row::of(one.store, &case.name, one.name, &samples),
+            });
+        }
+        rows
+    }
+}
+
+/// Only before the first repetition.
+fn warm_up(one: &Contestant, repetition: usize) -> Duration {
+    match (repetition, one.with) {
+        (0, With::Adapter(adapter)) => adapter.warm_up,
+        (0, _) => Duration::from_millis(100),
+        _ => Duration::ZERO,
+    }
+}
+
+/// One measurement. A process that was killed, on purpose or since it failed, is started again.
+async fn sample(
+    one: &'static Contestant,
+    process: &mut Process,
+    store: &Store,
+    case: &Case,
+    effort: &Effort,
+    warm_up: Duration,
+) -> Result<Sample> {
+    if case.is_of_memory() {
+        process.kill().await?;
+    }
+    if process.pid() == 0 {
+        *process = Process::start(one, &store.url, LEASE).await?;
+    }
+    let mut measured = async || {
+        if !warm_up.is_zero() {
+            case.warm_up(process, warm_up).await?;
+        }
+        case.run(process, store, effort).await
+    };
+    let sample = measured().await;
+    if let Err(error) = &sample
+        && !error.to_string().starts_with("it has no ")
+    {
+        process.kill().await?; // it may still be at it
+    }
+    sample
+}
+
+async fn recovered(
+    present: &[(&'static Contestant, Process)],
+    store: &Store,
+    case: &Case,
+) -> Vec<Row> {
+    let mut all = JoinSet::new();
+    for (one, _) in present {
+        let (one, url, case) = (*one, store.url.clone(), case.clone());
+        all.spawn(async move {
+            match case::recover(one, &url, case.repetitions).await {
+                Ok(samples) => Row::of(one.store, &case.name, one.name, &samples),
+                Err(error) => Row::missing(one.store, &case.name, one.name, &error.to_string()),
+            }
+        });
+    }
+    let mut rows = all.join_all().await;
+    rows.sort_by_key(|row| {
+        CONTESTANTS
+            .iter()
+            .position(|one| one.name == row.contestant)
+    });
+    rows
+}
+
+/// Judges the conditions of the samples of a contestant.
+fn quiet(samples: &[Sample]) -> Quiet {
+    let steal: Vec<f64> = samples.iter().map(|one| one.seen.steal).collect();
+    let foreign: Vec<f64> = samples.iter().map(|one| one.seen.foreign).collect();
+    Quiet::of(&steal, &foreign)
+}

@@ -533,18 +533,18 @@ fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
             format!("this server is a {role}, which refuses every lock"),
             "connect to the master",
         ),
-        ("connected_slaves", "0") => Finding::ok("no replicas, so no failover"),
         ("connected_slaves", replicas)
             if replicas.parse().is_ok_and(|it: u32| it < acks.replicas) =>
         {
             Finding::void(
                 format!(
-                    "dlock.replicas is {}, and {replicas} replicas are connected: no lock is granted",
+                    "dlock.replicas is {}, and {replicas} replicas are connected: no lock is granted until there are more",
                     acks.replicas
                 ),
-                "connect more replicas, or set it lower",
+                "see why they are not connected, or set a smaller number",
             )
         }
+        ("connected_slaves", "0") => Finding::ok("no replicas, so no failover"),
         ("connected_slaves", replicas) => match loses {
             Some(loses) => Finding::warning(
                 format!("{replicas} replicas, and {loses}: a failover may grant a lock twice"),

@@ -180,7 +180,20 @@ impl ManagedServer for Container {
     }
 
     fn stop(&self) -> io::Result<()> {
-        let paused = self.engine("pause", |container| async move { container.pause().await });
+        // The kernel freezes no process that waits for a disk, and the engine gives up after a moment.
+        let paused = self.engine("pause", |container| async move {
+            let mut outcome = container.pause().await;
+            for _ in 1..PAUSES {
+                match outcome {
+                    Err(error) if with_causes(&error).contains("unable to freeze") => {
+                        tokio::time::sleep(POLL_INTERVAL).await;
+                        outcome = container.pause().await;
+                    }
+                    _ => break,
+                }
+            }
+            outcome
+        });
         paused.map_err(io::Error::other)
     }
 
@@ -239,6 +252,9 @@ impl Image {
         ServerError::system(self.name, step)(io::Error::other(words.into()))
     }
 }
+
+/// How often the engine is asked to freeze a container whose processes wait for the disk.
+const PAUSES: usize = 20;
 
 /// The messages of engines for a port that is taken.
 const PORT_TAKEN: [&str; 2] = ["port is already allocated", "address already in use"];

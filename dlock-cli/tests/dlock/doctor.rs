@@ -86,7 +86,15 @@ fn redis_settings_are_found() {
     });
     finds(&server.url(), WARNING, &["1 replicas", "append-only"]);
     set("min-replicas-to-write", "1");
-    finds(&server.url(), WARNING, &["append-only"]);
+    crate::bed::until("the replica to count", || {
+        let info = server.command(&["INFO"]).unwrap();
+        info.text().unwrap().contains("min_slaves_good_slaves:1")
+    });
+    finds(
+        &server.url(),
+        WARNING,
+        &["dlock.replicas is off", "append-only"],
+    );
 }
 
 #[test]

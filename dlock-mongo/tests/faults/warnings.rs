@@ -32,7 +32,9 @@ pub(crate) fn count<const N: usize>(texts: [&str; N]) -> usize {
 
 impl Subscriber for Listener {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN && metadata.target().starts_with("dlock_mongo")
+        let target = metadata.target();
+        *metadata.level() == Level::WARN
+            && (target == "dlock::settings" || target.starts_with("dlock_mongo"))
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

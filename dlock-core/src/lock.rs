@@ -107,7 +107,7 @@ impl Lock {
 
     /// Counts this lock under `class` in the metrics: the label that tells kinds of locks apart, such as `orders`.
     /// Choose one of a few fixed words, never the name of the lock: each class makes some thirty time series that
-    /// last as long as the client.
+    /// last as long as the client. After a hundred classes a new one counts as none.
     ///
     /// # Examples
     /// ```

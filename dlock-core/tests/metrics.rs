@@ -194,20 +194,22 @@ async fn a_hold_and_a_waiter_stand_in_the_gauges_and_no_name_in_a_label() -> Res
         client.lock(name).map(|lock| lock.class("orders"))
     })?;
     let guard = lock.acquire().await?;
-    let waiter = tokio::spawn(lock.acquire());
+    let waiters = [(); 2].map(|()| tokio::spawn(lock.acquire()));
     time::sleep(SECOND).await;
 
     let counts = bench.counts();
     assert_eq!(counts.under("gauge dlock_holds memory "), [("orders", 1.0)]);
     assert_eq!(
         counts.under("gauge dlock_waiting memory "),
-        [("orders", 1.0)]
+        [("orders", 2.0)]
     );
     assert!(
         counts.0.keys().all(|key| !key.contains("canary")),
         "{counts:#?}"
     );
     guard.release().await?;
-    waiter.await.unwrap()?.release().await?;
+    for waiter in waiters {
+        waiter.await.unwrap()?.release().await?;
+    }
     Ok(())
 }

@@ -297,6 +297,10 @@ impl Class {
     }
 }
 
+/// The most classes of a client: one word for each kind of lock. Any further one counts as unnamed.
+#[cfg(feature = "metrics")]
+const MOST_CLASSES: usize = 100;
+
 /// The classes of a client.
 #[derive(Debug)]
 pub(crate) struct Classes {
@@ -330,6 +334,9 @@ impl Classes {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(class) = named.get(name) {
             return class.clone();
+        }
+        if named.len() >= MOST_CLASSES {
+            return self.unnamed.clone();
         }
         let class = Class::new(backend, name);
         named.insert(name.into(), class.clone());

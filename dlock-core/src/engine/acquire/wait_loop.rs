@@ -46,7 +46,7 @@ pub(super) struct Wait {
     told: bool,
     /// The store's last refusal, if any.
     last: Option<Held>,
-    /// When it was refused for the first time.
+    /// When it began to wait.
     waits_since: Option<Instant>,
 }
 
@@ -138,6 +138,8 @@ impl Wait {
         let queue = &mut table.entry(name).queue;
         self.position.enter(queue);
         if !self.position.is_head(queue) {
+            drop(table);
+            self.waits(now);
             return match self.given {
                 true if now >= self.ask_at => past,
                 true => Step::Sleep(self.ask_at),
@@ -161,6 +163,14 @@ impl Wait {
                 next: others.then(|| *queue.next.get_or_insert_with(|| engine.ticket())),
             },
             retry: queue.polls > 0,
+        }
+    }
+
+    /// Counts the task as waiting, from its first refusal or from its place behind another waiter on.
+    fn waits(&mut self, now: Instant) {
+        if self.waits_since.is_none() {
+            self.waits_since = Some(now);
+            self.attempt.class().waits();
         }
     }
 
@@ -263,10 +273,7 @@ impl Wait {
             own
         };
         self.last = Some(held);
-        if self.waits_since.is_none() {
-            self.waits_since = Some(now);
-            self.attempt.class().waits();
-        }
+        self.waits(now);
         self.ask_at = now + self.interval;
         if let Some(own) = own
             && own.by == Caller::current()

@@ -24,6 +24,7 @@ pub(crate) fn in_the_clear(url: &str) -> Option<InTheClear> {
     let parts = Parts::of(url).filter(Parts::have_password)?;
     let instead = match parts.scheme.as_str() {
         "redis" => "rediss://",
+        "redis+sentinel" => "rediss+sentinel://",
         "zk" => "zk+tls://",
         "etcd" => "etcd+tls://",
         // These use TLS unless the URL says otherwise.
@@ -141,6 +142,7 @@ mod tests {
             ("redis://:p@db.internal:6379/", "db.internal"),
             ("REDIS://u:p@10.0.0.1", "10.0.0.1"),
             ("zk://u:p@127.0.0.1:1,b:2/x", "b"),
+            ("redis+sentinel://u:p@127.0.0.1:1,b:2/locks", "b"),
             ("etcd://u:p@127.0.0.1:1,b:2/x", "b"),
             ("mongodb://u:p@[::1]:1,[fe80::1]:2/?w=majority", "fe80::1"),
             ("mongodb+srv://u:p@h/?ssl=false", "h"),
@@ -157,6 +159,7 @@ mod tests {
             "redis://:p@127.8.0.1/",
             "redis://:p@[::1]:6379/",
             "rediss://:p@db.internal/",
+            "rediss+sentinel://:p@a,b/locks",
             "redis+unix:///s.sock?pass=p",
             "zk+tls://u:p@h/",
             "etcd+tls://u:p@h/",

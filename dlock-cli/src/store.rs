@@ -198,6 +198,7 @@ pub(crate) fn provide_tls(url: &str) {
             | "sqlite"
             | "redis"
             | "redis+unix"
+            | "redis+sentinel"
             | "mongodb"
             | "mongodb+srv"
             | "mysql"

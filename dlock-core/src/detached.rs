@@ -8,6 +8,7 @@ use crate::{
         Engine,
         call::{ATTEMPT, Call},
         hold::{First, Hold, Start},
+        metrics::HoldEnd,
     },
     error::{Error, ErrorKind},
     guard::Guard,
@@ -186,7 +187,7 @@ impl Guard {
         self.engine.stop_renewing(&self.hold);
         let deadline = self.hold.deadline();
         self.engine.detached().insert(self.hold.id, deadline);
-        self.engine.leave_table(&self.hold);
+        self.engine.leave_table(&self.hold, HoldEnd::Detached);
         // No local release will wake this client's waiters, so they poll now.
         self.engine.wake(&self.hold.name);
         Ok(Detached::of(&self.hold, self.credential()))
@@ -304,6 +305,7 @@ async fn attach(
         at,
         indeterminate_until: detached.indeterminate_until,
         ticket: None,
+        class: engine.classes.unnamed(),
     };
     let begun = engine.begin(start, engine.clock.now(), None);
     engine.detached().remove(&detached.hold);

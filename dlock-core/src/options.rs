@@ -3,6 +3,7 @@
 
 use crate::{
     driver::Capabilities,
+    engine::metrics::Class,
     error::{Error, ErrorKind},
     lease::{Lease, MAX_LEASE, MIN_LEASE},
     name::LockName,
@@ -21,6 +22,8 @@ pub(crate) struct AcquireOptions {
     /// Whether it shares the lock with others.
     pub(crate) mode: Mode,
     pub(crate) join: Option<FencingToken>,
+    /// What it is counted as.
+    pub(crate) class: Class,
     pub(crate) at: &'static Location<'static>,
 }
 
@@ -55,7 +58,7 @@ impl Terms {
     }
 
     pub(crate) fn at_least(self, time: Duration) -> Self {
-        let at_least = Some(time);
+        let at_least = Some(time).filter(|time| !time.is_zero());
         Self { at_least, ..self }
     }
 

@@ -205,6 +205,12 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
+/// Whether a field of the answer to `HELLO` has that value.
+pub(crate) fn hello_says(hello: &Value, field: &str, value: &str) -> bool {
+    let word = |text: &str| Value::BulkString(text.into());
+    matches!(hello, Value::Map(said) if said.contains(&(word(field), word(value))))
+}
+
 /// The text of an answer to `INFO`.
 pub(crate) fn read_info(answer: &Value) -> Option<&str> {
     match answer {
@@ -462,7 +468,7 @@ fn number(value: &Value) -> Option<u64> {
     }
 }
 
-fn count(value: &Value) -> Option<u32> {
+pub(crate) fn count(value: &Value) -> Option<u32> {
     u32::try_from(number(value)?).ok()
 }
 

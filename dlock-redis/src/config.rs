@@ -1,18 +1,23 @@
 //! Configuration: the settings of a client, and the names of its keys and channels.
 
-use crate::error;
+use crate::{acks::Acks, error};
 use dlock_core::{
     ErrorKind, LockName,
-    driver::{DriverError, Result, kit::split_url},
+    driver::{
+        DriverError, Result,
+        kit::{parse_span, split_url},
+    },
 };
 use percent_encoding::percent_decode_str;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
-use std::{fmt, fmt::Write as _, str::FromStr, time::Duration};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use std::{env, fmt, fmt::Write as _, str::FromStr, time::Duration};
 
 /// The server's address and the settings of dlock.
 ///
-/// Parsed from a URL of the native client (`redis://`, `rediss://`, `redis+unix://`). dlock's own
-/// settings are query parameters. `Debug` shows no password.
+/// Parsed from a URL of the native client (`redis://`, `rediss://`, `redis+unix://`), or from one that
+/// names sentinels and their master: `redis+sentinel://[user:pass@]h1:26379,h2:26379/NAME[/DB]`, or
+/// `rediss+sentinel://` for TLS. User and password are the master's. dlock's own settings are query
+/// parameters. `Debug` shows no password.
 ///
 /// ```
 /// use dlock_redis::RedisConfig;
@@ -22,9 +27,12 @@ use std::{fmt, fmt::Write as _, str::FromStr, time::Duration};
 /// ```
 #[derive(Clone)]
 pub struct RedisConfig {
+    /// With sentinels, its address is that of the first sentinel, and the rest is for the master.
     pub(crate) server: ConnectionInfo,
+    pub(crate) sentinels: Option<SentinelConfig>,
     pub(crate) prefix: Prefix,
     pub(crate) connect_within: Duration,
+    pub(crate) acks: Acks,
 }
 
 impl RedisConfig {
@@ -110,6 +118,11 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
 
     /// The identity of the store, without secrets: passes are matched by it.
     pub(crate) fn store(&self) -> String {
+        if let Some(SentinelConfig { name, .. }) = &self.sentinels {
+            let db = self.server.redis_settings().db();
+            // Not the master's address: a pass outlives a failover.
+            return format!("redis+sentinel://{name}/{db} {}", self.prefix.0);
+        }
         let scheme = match self.server.addr() {
             ConnectionAddr::TcpTls { .. } => "rediss",
             ConnectionAddr::Unix(_) => "redis+unix",
@@ -121,7 +134,11 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
 
     /// The same settings for another server.
     pub(crate) fn at(self, server: ConnectionInfo) -> Self {
-        Self { server, ..self }
+        Self {
+            server,
+            sentinels: None,
+            ..self
+        }
     }
 
     /// Refuses a TLS address where no crypto provider is installed.
@@ -138,15 +155,159 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
     fn of(server: ConnectionInfo) -> Self {
         Self {
             server,
+            sentinels: None,
             prefix: Prefix("dlock".into()),
             connect_within: Duration::from_secs(5),
+            acks: Acks {
+                replicas: 0,
+                within: ACKS_WITHIN,
+                fsync: false,
+            },
+        }
+    }
+
+    fn sentinel(&mut self) -> Result<&mut SentinelConfig> {
+        let none = || misuse("BUG: only a URL of sentinels may have this setting".to_owned());
+        self.sentinels.as_mut().ok_or_else(none)
+    }
+
+    /// Takes over one of dlock's own settings.
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        match key {
+            "dlock.replicas" => {
+                let replicas = value.parse().ok().filter(|it| *it <= MOST_REPLICAS);
+                self.acks.replicas = replicas.ok_or_else(|| {
+                    misuse(format!("{key} must be 0 to {MOST_REPLICAS}, not {value:?}"))
+                })?;
+            }
+            "dlock.replicas-timeout" => {
+                let legal = LEAST_WITHIN..=MOST_WITHIN;
+                let within = parse_span(value).filter(|it| legal.contains(it));
+                self.acks.within = within.ok_or_else(|| {
+                    misuse(format!(
+                        "{key} must be a time such as 100ms, from {LEAST_WITHIN:?} to {MOST_WITHIN:?}, not {value:?}"
+                    ))
+                })?;
+            }
+            "dlock.fsync" => {
+                let fsync = value.parse().ok();
+                self.acks.fsync = fsync
+                    .ok_or_else(|| misuse(format!("{key} must be true or false, not {value:?}")))?;
+            }
+            "dlock.sentinel-user" => self.sentinel()?.user = Some(value.to_owned()),
+            "dlock.sentinel-password-file" => {
+                let read = std::fs::read_to_string(value);
+                let password = read.map_err(|cause| misuse(format!("{key}: {value}: {cause}")))?;
+                let password = password.trim_end_matches(['\r', '\n']);
+                self.sentinel()?.password = Some(password.to_owned());
+            }
+            _ => self.prefix = value.parse()?,
+        }
+        Ok(())
+    }
+}
+
+/// The sentinels of a URL, the name by which they know their master, and the log-in to them.
+#[derive(Clone)]
+pub(crate) struct SentinelConfig {
+    pub(crate) hosts: Vec<ConnectionAddr>,
+    pub(crate) name: String,
+    user: Option<String>,
+    password: Option<String>,
+}
+
+impl SentinelConfig {
+    /// Splits the URL into that of the master, at the address of the first sentinel, and the sentinels.
+    fn split(url: &str) -> Result<(String, Self)> {
+        let (scheme, rest) = url.split_once("+sentinel://").unwrap_or((url, ""));
+        let (rest, query) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let (name, db) = path.split_once('/').unwrap_or((path, ""));
+        let name = percent_decode_str(name).decode_utf8().unwrap_or_default();
+        if name.is_empty() || path.contains('@') {
+            return Err(misuse(SENTINEL_URL.to_owned()));
+        }
+        let hosts: Vec<_> = hosts.split(',').map(with_port).collect();
+        let addr = |(at, host): (usize, &String)| {
+            // The text may be a part of a password that is not percent-encoded.
+            let wrong = |_| {
+                misuse(format!(
+                    "host {} of the URL is no address: {SENTINEL_URL}",
+                    at + 1
+                ))
+            };
+            let info = format!("{scheme}://{host}").into_connection_info();
+            info.map(|info| info.addr().clone()).map_err(wrong)
+        };
+        let sentinels = Self {
+            name: name.into_owned(),
+            user: None,
+            password: env::var(SENTINEL_PASSWORD).ok().filter(|it| !it.is_empty()),
+            hosts: hosts.iter().enumerate().map(addr).collect::<Result<_>>()?,
+        };
+        Ok((
+            format!("{scheme}://{login}{}/{db}{query}", hosts[0]),
+            sentinels,
+        ))
+    }
+
+    /// The log-in to the sentinels.
+    pub(crate) fn login(&self) -> RedisConnectionInfo {
+        let mut login = RedisConnectionInfo::default();
+        if let Some(user) = &self.user {
+            login = login.set_username(user);
+        }
+        match &self.password {
+            Some(password) => login.set_password(password),
+            None => login,
         }
     }
 }
 
+fn with_port(host: &str) -> String {
+    let port = host.rsplit(']').next().unwrap_or_default();
+    match port.contains(':') {
+        true => host.to_owned(),
+        false => format!("{host}:26379"),
+    }
+}
+
+fn misuse(message: String) -> DriverError {
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+const SENTINEL_URL: &str = "a URL of sentinels is redis+sentinel://user:password@host:26379,host:26379/NAME/DB, and NAME is what `sentinel monitor` says";
+/// The password of the sentinels; that of the master is in the URL.
+const SENTINEL_PASSWORD: &str = "DLOCK_SENTINEL_PASSWORD";
+
 /// The settings that a URL may carry: dlock's own, then those that the native client reads.
-const KNOWN: [&str; 2] = ["dlock.prefix", "protocol"];
-const KNOWN_OF_UNIX: [&str; 5] = ["dlock.prefix", "protocol", "db", "user", "pass"];
+const KNOWN: [&str; 5] = [
+    "dlock.prefix",
+    "dlock.replicas",
+    "dlock.replicas-timeout",
+    "dlock.fsync",
+    "protocol",
+];
+const KNOWN_OF_UNIX: [&str; 8] = [
+    KNOWN[0], KNOWN[1], KNOWN[2], KNOWN[3], KNOWN[4], "db", "user", "pass",
+];
+const KNOWN_OF_SENTINELS: [&str; 7] = [
+    KNOWN[0],
+    KNOWN[1],
+    KNOWN[2],
+    KNOWN[3],
+    KNOWN[4],
+    "dlock.sentinel-user",
+    "dlock.sentinel-password-file",
+];
+/// A replica in the same place confirms in a fraction of it.
+const ACKS_WITHIN: Duration = Duration::from_millis(100);
+const LEAST_WITHIN: Duration = Duration::from_millis(1);
+/// A connection that waits serves nothing else: a longer time would lose every lease.
+const MOST_WITHIN: Duration = Duration::from_secs(60);
+/// No server has as many.
+const MOST_REPLICAS: u32 = 100;
 
 /// The server at 127.0.0.1:6379, without TLS or log-in.
 impl Default for RedisConfig {
@@ -167,17 +328,37 @@ impl FromStr for RedisConfig {
 
     fn from_str(url: &str) -> Result<Self> {
         let scheme = url.split(':').next().unwrap_or_default();
-        let known: &[_] = match scheme.to_ascii_lowercase().ends_with("unix") {
+        let scheme = scheme.to_ascii_lowercase();
+        let is_sentinel = scheme.ends_with("+sentinel");
+        let known: &[_] = match scheme.ends_with("unix") {
             true => &KNOWN_OF_UNIX,
+            false if is_sentinel => &KNOWN_OF_SENTINELS,
             false => &KNOWN,
         };
-        let (native, settings) = split_url("Redis", url, known)?;
+        let (mut native, settings) = split_url("Redis", url, known)?;
+        let mut sentinels = None;
+        if is_sentinel {
+            let (server, found) = SentinelConfig::split(&native)?;
+            (native, sentinels) = (server, Some(found));
+        }
         let server = native
             .into_connection_info()
             .map_err(|cause| error::failed(cause).error)?;
         let mut config = Self::of(server);
-        for (_, prefix) in settings {
-            config.prefix = prefix.parse()?;
+        config.sentinels = sentinels;
+        for (key, value) in settings {
+            config.set(&key, &value)?;
+        }
+        if let Some(SentinelConfig {
+            user: Some(_),
+            password: None,
+            ..
+        }) = config.sentinels
+        {
+            let message = format!(
+                "dlock.sentinel-user needs a password: set ${SENTINEL_PASSWORD}, or dlock.sentinel-password-file"
+            );
+            return Err(misuse(message));
         }
         Ok(config)
     }
@@ -186,13 +367,16 @@ impl FromStr for RedisConfig {
 impl fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.server.redis_settings();
+        let sentinels = self.sentinels.as_ref();
         f.debug_struct("RedisConfig")
             .field("server", &format_args!("{}", self.server.addr()))
+            .field("sentinels_of", &sentinels.map(|it| &it.name))
             .field("db", &settings.db())
             .field("username", &settings.username())
             .field("password", &settings.password().map(|_| "***"))
             .field("prefix", &self.prefix)
             .field("connect_within", &self.connect_within)
+            .field("acks", &self.acks)
             .finish()
     }
 }
@@ -267,7 +451,7 @@ impl FromStr for Prefix {
             let message = format!(
                 "the prefix {prefix:?} must have 1 to 64 bytes and no braces, blanks or control characters"
             );
-            return Err(DriverError::new(ErrorKind::Misuse, message));
+            return Err(misuse(message));
         }
         Ok(Self(prefix.to_owned()))
     }
@@ -366,11 +550,11 @@ mod tests {
         for (url, words) in [
             (
                 "redis://h/?lease=1s",
-                ["\"lease\"", "known: dlock.prefix, protocol"],
+                ["\"lease\"", "dlock.fsync, protocol"],
             ),
             (
                 "redis://h/?protocol=resp3&db=1#x",
-                ["\"db\"", "known: dlock.prefix, protocol"],
+                ["\"db\"", "dlock.fsync, protocol"],
             ),
             (
                 "redis+unix:///s?db=1&prefix=a",
@@ -383,11 +567,76 @@ mod tests {
                 assert!(error.to_string().contains(words), "{url}: {error}");
             }
         }
+        for (setting, words) in [
+            ("replicas=-1", "0 to 100"),
+            ("replicas=101", "0 to 100"),
+            ("replicas-timeout=0ms", "from 1ms to 60s"),
+            ("replicas-timeout=5", "such as 100ms"),
+            ("fsync=yes", "true or false"),
+        ] {
+            let url = format!("redis://h/?dlock.{setting}");
+            let error = url.parse::<RedisConfig>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse);
+            assert!(error.to_string().contains(words), "{error}");
+        }
         for prefix in ["", "a b", "a{", "a\n"] {
             assert_eq!(
                 prefix.parse::<Prefix>().unwrap_err().kind(),
                 ErrorKind::Misuse
             );
+        }
+    }
+
+    #[test]
+    fn a_url_of_sentinels_names_them_their_master_and_its_database() {
+        let url =
+            "redis+sentinel://u:p%40@a:1,b,[::1]/my%20locks/3?dlock.prefix=x&dlock.replicas=1";
+        let config: RedisConfig = url.parse().unwrap();
+        assert_eq!(config.store(), "redis+sentinel://my locks/3 x");
+        assert_eq!(config.acks.replicas, 1);
+        let server = config.server.redis_settings();
+        assert_eq!(
+            (server.username(), server.password()),
+            (Some("u"), Some("p@"))
+        );
+        let sentinels = config.sentinels.unwrap();
+        let hosts: Vec<_> = sentinels.hosts.iter().map(ToString::to_string).collect();
+        assert_eq!(hosts[..2], ["a:1", "b:26379"]);
+        assert!(hosts[2].ends_with(":26379"), "{hosts:?}");
+        // The log-in to the master is none to the sentinels.
+        assert_eq!(sentinels.login().password(), None);
+        let url =
+            "redis+sentinel://a/locks?dlock.sentinel-user=u&dlock.sentinel-password-file=/dev/null";
+        let config: RedisConfig = url.parse().unwrap();
+        assert_eq!(config.sentinels.unwrap().login().username(), Some("u"));
+    }
+
+    #[test]
+    fn bad_urls_of_sentinels_are_refused_with_what_is_wrong() {
+        for (url, words) in [
+            ("redis+sentinel://a:1,b:2", "NAME is what"),
+            ("redis+sentinel://a:1,b:2/", "NAME is what"),
+            ("redis+sentinel://a:1,/locks", "host 2 of the URL"),
+            ("redis+sentinel:///locks", "host 1 of the URL"),
+            ("redis+sentinel://a:x/locks", "host 1 of the URL"),
+            ("redis+sentinel://a/locks/x", "settings cannot work"),
+            (
+                "redis+sentinel://a/locks?dlock.sentinel-password=x",
+                "dlock.sentinel-password-file",
+            ),
+            (
+                "redis+sentinel://a/locks?dlock.sentinel-user=x",
+                "$DLOCK_SENTINEL_PASSWORD",
+            ),
+            (
+                "redis+sentinel://a/locks?dlock.sentinel-password-file=/none",
+                "/none",
+            ),
+            ("redis://a/?dlock.sentinel-user=x", "unknown setting"),
+        ] {
+            let error = url.parse::<RedisConfig>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
+            assert!(error.to_string().contains(words), "{url}: {error}");
         }
     }
 
@@ -402,6 +651,9 @@ mod tests {
             "redis://u:canary@h/x",
             "redis://u:12?canary@h/x",
             "redis://u:12?canary&x@h/x",
+            "redis+sentinel://u:canary@h,h/",
+            "redis+sentinel://u:can/ary:canary@h/locks",
+            "redis+sentinel://u:canary@h:canary/locks",
         ] {
             let error = url.parse::<RedisConfig>().unwrap_err();
             assert!(

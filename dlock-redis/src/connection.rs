@@ -6,8 +6,9 @@
 //! then reports the end of a connection when it happens, not at the next request.
 
 use crate::{
+    acks::Acks,
     commands,
-    dialer::{Dialer, jitter},
+    dialer::Dialer,
     error,
     scripts::{self, Lua},
 };
@@ -20,6 +21,7 @@ use dlock_core::{
 };
 use redis::{Cmd, Pipeline, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
+    io,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -56,6 +58,15 @@ pub(crate) struct Request {
     pub(crate) cmd: Cmd,
     /// The notifications of its script should leave the server before its answer.
     pub(crate) last: bool,
+    /// The commands that have it confirmed.
+    pub(crate) acks: Option<Box<[Cmd; 2]>>,
+}
+
+/// What the server answered to a request.
+pub(crate) struct Reply {
+    pub(crate) value: Value,
+    /// What was confirmed, where that was asked for.
+    pub(crate) confirmed: Option<Value>,
 }
 
 impl Request {
@@ -63,20 +74,40 @@ impl Request {
     /// the server already had output for it. So `TIME` is sent ahead of a request that should be answered
     /// last, in the same write. The answer then leaves after the notifications: its write costs more than
     /// a command, and it wakes up a client that has nothing to do beside a client that has.
-    async fn send(self, mut native: MultiplexedConnection) -> RedisResult<Value> {
-        if !self.last {
-            return native.send_packed_command(&self.cmd).await;
+    async fn send(self, mut native: MultiplexedConnection) -> RedisResult<Reply> {
+        if !self.last && self.acks.is_none() {
+            let value = native.send_packed_command(&self.cmd).await?;
+            let confirmed = None;
+            return Ok(Reply { value, confirmed });
         }
-        let mut both = Pipeline::with_capacity(2);
-        both.cmd("TIME").add_command(self.cmd);
-        let answers = native.send_packed_commands(&both, 1, 1).await?;
-        Ok(answers.into_iter().next().unwrap_or_default())
+        let (mut all, skipped) = (Pipeline::with_capacity(3), usize::from(self.last));
+        if self.last {
+            all.cmd("TIME");
+        }
+        all.add_command(self.cmd);
+        for command in self.acks.into_iter().flat_map(|both| *both) {
+            all.add_command(command);
+        }
+        let answers = native.send_packed_commands(&all, skipped, all.len() - skipped);
+        let mut answers = answers.await?.into_iter();
+        let value = answers.next().unwrap_or_default();
+        // A mark that was refused is no write to wait for.
+        let confirmed = match answers.next() {
+            Some(refusal @ Value::ServerError(_)) => Some(refusal),
+            Some(_) => answers.next(),
+            None => None,
+        };
+        Ok(Reply { value, confirmed })
     }
 }
 
 impl From<Cmd> for Request {
     fn from(cmd: Cmd) -> Self {
-        Self { cmd, last: false }
+        Self {
+            cmd,
+            last: false,
+            acks: None,
+        }
     }
 }
 
@@ -117,7 +148,7 @@ impl Connection {
         lua: &Lua,
         give_up: Instant,
         build: impl Fn(&Link) -> Request + Send,
-    ) -> Result<(Value, Arc<Link>)> {
+    ) -> Result<(Reply, Arc<Link>)> {
         let link = self.link(give_up).await?;
         let mut answer = self.ask(&link, build(&link), give_up).await;
         if answer
@@ -150,18 +181,37 @@ impl Connection {
         let link = self.link(patience).await?;
         self.ask(&link, cmd.into(), patience)
             .await
+            .map(|reply| reply.value)
             .map_err(|cause| self.failed(&link, cause))
     }
 
     /// Logs once each server setting that breaks the guarantees of a lock, where the user may read
-    /// settings.
-    pub(crate) async fn warn_of_settings(self: &Arc<Self>) {
+    /// settings. Refuses a server with which there are no guarantees.
+    pub(crate) async fn check_settings(self: &Arc<Self>, acks: &Acks) -> Result<()> {
         let info = redis::cmd("INFO");
         let info = tokio::time::timeout(self.dialer.within(), self.command(info)).await;
-        let Ok(Ok(info)) = info else { return };
-        for warning in doubts(commands::read_info(&info).unwrap_or_default()) {
+        let Ok(Ok(info)) = info else { return Ok(()) };
+        let info = commands::read_info(&info).unwrap_or_default();
+        if has_two_masters(info) {
+            return Err(error::two_masters(self.dialer.at()));
+        }
+        for warning in doubts(info, acks) {
             tracing::warn!("redis: {warning}");
         }
+        Ok(())
+    }
+
+    /// Checks that the server tells what replicas and disks have, where that is asked.
+    pub(crate) async fn can_confirm(self: &Arc<Self>, acks: &Acks) -> Result<()> {
+        if !acks.are_wanted() {
+            return Ok(());
+        }
+        let patience = self.patience();
+        let link = self.link(patience).await?;
+        let probed = self.ask(&link, acks.probe().into(), patience).await;
+        probed
+            .map(drop)
+            .map_err(|cause| error::cannot_wait(acks.fsync, cause))
     }
 
     /// The give-up of requests that have none of their own.
@@ -189,7 +239,7 @@ impl Connection {
         link: &Arc<Link>,
         req: Request,
         give_up: Instant,
-    ) -> RedisResult<Value> {
+    ) -> RedisResult<Reply> {
         let sent = self.now();
         // A request with an earlier give-up has to find a working link for its repeat by then.
         let deaf_at = sent + give_up.since(sent).clamp(HASTE, SILENCE);
@@ -202,12 +252,26 @@ impl Connection {
                 if link.heard.load(Ordering::Relaxed) < sent.as_nanos() {
                     self.replace(link);
                 }
-                asked.await
+                tokio::select! {
+                    biased;
+                    answer = asked => answer,
+                    // A server that is no longer the master may never answer.
+                    () = self.ended(link) => Err(io::Error::from(io::ErrorKind::ConnectionAborted).into()),
+                }
             }
         };
         let now = self.now().as_nanos();
         link.heard.fetch_max(now, Ordering::Relaxed);
-        answer.and_then(commands::read_error)
+        let Reply { value, confirmed } = answer?;
+        let value = commands::read_error(value)?;
+        Ok(Reply { value, confirmed })
+    }
+
+    /// Waits for the end of a link, for requests that wait for long: they look, so that no other request pays.
+    async fn ended(&self, link: &Link) {
+        while !link.gone.load(Ordering::SeqCst) {
+            self.deadlines.at(self.now() + HASTE).await;
+        }
     }
 
     /// The error for the caller of a request over that link. Replaces the link if the error requires it.
@@ -262,7 +326,7 @@ impl Connection {
                 }
             }
         });
-        let at = self.dialer.addr();
+        let at = self.dialer.at();
         let mut native = native.await.map_err(|cause| error::unreached(at, cause))?;
         let server = ServerClock::new();
         let greeting = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
@@ -270,6 +334,9 @@ impl Connection {
         let greeting = greeting.map_err(|cause| error::unreached(at, cause))?;
         if greeting.is_clustered {
             return Err(error::clustered(at));
+        }
+        if greeting.has_two_masters {
+            return Err(error::two_masters(at));
         }
         let time = greeting.time.ok_or_else(|| error::no_greeting(at))?;
         let opened = self.clock.now();
@@ -356,8 +423,11 @@ impl Drop for Connection {
 }
 
 async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
+    let Some(dialer) = shared.upgrade().map(|it| it.dialer.clone()) else {
+        return;
+    };
     loop {
-        tokio::time::sleep(jitter(pause)).await;
+        dialer.rest(pause).await;
         let Some(shared) = shared.upgrade() else {
             return;
         };
@@ -386,6 +456,8 @@ struct Greeting {
     time: Option<Duration>,
     /// It is a node of a cluster.
     is_clustered: bool,
+    /// It and another server take writes and merge them.
+    has_two_masters: bool,
 }
 
 /// Reads the greeting, and loads the scripts, in one round trip.
@@ -400,22 +472,33 @@ async fn greet(native: &mut MultiplexedConnection) -> RedisResult<Greeting> {
         .await?;
     let answers = answers.into_iter().map(Value::extract_error);
     let answers = answers.collect::<RedisResult<Vec<_>>>()?;
+    let says = |field, value| {
+        let hello = answers.get(1);
+        hello.is_some_and(|hello| commands::hello_says(hello, field, value))
+    };
     Ok(Greeting {
         time: answers.first().and_then(commands::read_time),
-        is_clustered: answers.get(1).is_some_and(is_clustered),
+        is_clustered: says("mode", "cluster"),
+        has_two_masters: says("role", ACTIVE),
     })
 }
 
-/// Whether the server reports that it is a node of a cluster.
-fn is_clustered(hello: &Value) -> bool {
-    let word = |text: &str| Value::BulkString(text.into());
-    matches!(hello, Value::Map(said) if said.contains(&(word("mode"), word("cluster"))))
+/// Whether the server says in `INFO` that it takes writes beside another one.
+fn has_two_masters(info: &str) -> bool {
+    info.lines()
+        .any(|line| line.split_once(':') == Some(("role", ACTIVE)))
 }
 
 /// The settings in `INFO` that break the guarantees of a lock, as warnings.
-fn doubts(info: &str) -> Vec<String> {
+fn doubts(info: &str, acks: &Acks) -> Vec<String> {
     // `INFO` shows this only where `min-replicas-to-write` is set.
     let guarded = info.contains("\nmin_slaves_good_slaves:");
+    let loses = match (guarded, acks.replicas > 0) {
+        (true, true) => None,
+        (true, false) => Some("dlock.replicas is off"),
+        (false, true) => Some("min-replicas-to-write is 0"),
+        (false, false) => Some("min-replicas-to-write is 0 and dlock.replicas is off"),
+    };
     let doubt = |line: &str| match line.split_once(':')? {
         ("maxmemory_policy", policy) if policy != "noeviction" => Some(format!(
             "maxmemory-policy is {policy}: a full server may evict a lock; set noeviction"
@@ -423,8 +506,17 @@ fn doubts(info: &str) -> Vec<String> {
         ("role", role) if role != "master" => Some(format!(
             "this server is a {role}, which refuses every lock; connect to the master"
         )),
-        ("connected_slaves", replicas) if replicas != "0" && !guarded => Some(format!(
-            "{replicas} replicas, and min-replicas-to-write is 0: a failover may grant a lock twice; set it to 1 or more, and use the fencing token"
+        ("connected_slaves", replicas)
+            if replicas.parse().is_ok_and(|it: u32| it < acks.replicas) =>
+        {
+            Some(format!(
+                "dlock.replicas is {}, and {replicas} replicas are connected: no lock is granted until there are more",
+                acks.replicas
+            ))
+        }
+        ("connected_slaves", replicas) if replicas != "0" => Some(format!(
+            "{replicas} replicas, and {}: a failover may grant a lock twice; set it to 1 or more, and use the fencing token",
+            loses?
         )),
         ("aof_enabled", "0") => {
             Some("append-only persistence is off: a restart forgets every lock".to_owned())
@@ -434,6 +526,8 @@ fn doubts(info: &str) -> Vec<String> {
     info.lines().filter_map(doubt).collect()
 }
 
+/// The role of a server of KeyDB with active replication.
+const ACTIVE: &str = "active-replica";
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may
 /// take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -445,26 +539,57 @@ const HASTE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
-    use super::doubts;
+    use super::{doubts, has_two_masters};
+    use crate::acks::Acks;
+    use std::time::Duration;
+
+    fn acks(replicas: u32) -> Acks {
+        Acks {
+            replicas,
+            within: Duration::from_millis(100),
+            fsync: false,
+        }
+    }
 
     #[test]
     fn each_setting_that_voids_a_lock_is_doubted_once() {
         let good = "# Memory\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\nconnected_slaves:0\r\n";
-        assert!(doubts(good).is_empty());
+        assert!(doubts(good, &acks(0)).is_empty());
         for (right, wrong, word) in [
             ("noeviction", "allkeys-lru", "allkeys-lru"),
             ("aof_enabled:1", "aof_enabled:0", "append-only"),
             ("role:master", "role:slave", "slave"),
             ("connected_slaves:0", "connected_slaves:2", "2 replicas"),
         ] {
-            let doubted = doubts(&good.replace(right, wrong));
+            let doubted = doubts(&good.replace(right, wrong), &acks(0));
             assert!(
                 doubted.len() == 1 && doubted[0].contains(word),
                 "{doubted:?}"
             );
         }
         let guarded = good.replace("slaves:0", "slaves:2\r\nmin_slaves_good_slaves:2");
-        assert!(doubts(&guarded).is_empty());
-        assert!(doubts("").is_empty(), "the user may not read it");
+        assert!(has_two_masters(
+            &good.replace("role:master", "role:active-replica")
+        ));
+        assert!(!has_two_masters(good));
+        assert!(doubts(&guarded, &acks(1)).is_empty());
+        assert!(doubts("", &acks(1)).is_empty(), "the user may not read it");
+        let bare = good.replace("slaves:0", "slaves:2");
+        for (info, replicas, words) in [
+            (&guarded, 0, "and dlock.replicas is off:"),
+            (&bare, 2, "and min-replicas-to-write is 0:"),
+            (&bare, 0, "is 0 and dlock.replicas is off:"),
+            (
+                &guarded,
+                3,
+                "dlock.replicas is 3, and 2 replicas are connected",
+            ),
+        ] {
+            let doubted = doubts(info, &acks(replicas));
+            assert!(
+                doubted.len() == 1 && doubted[0].contains(words),
+                "{doubted:?}"
+            );
+        }
     }
 }

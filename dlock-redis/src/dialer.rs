@@ -1,13 +1,22 @@
 //! Dialer: opens connections and says how long to wait before the next attempt.
 
-use crate::config::RedisConfig;
+use crate::{
+    commands,
+    config::{RedisConfig, SentinelConfig},
+    sentinel::Sentinels,
+};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ProtocolVersion, PushInfo, RedisResult,
+    AsyncConnectionConfig, Client, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisResult,
+    Value,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 use std::{
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    io,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,6 +24,10 @@ use std::{
 #[derive(Debug)]
 pub(crate) struct Dialer {
     client: Client,
+    /// They say which server to dial, instead of the client.
+    sentinels: Option<Sentinels>,
+    /// The place of the server, for messages.
+    at: String,
     within: Duration,
     /// The shortest lease that a caller asked for, in ms.
     shortest: AtomicU64,
@@ -24,22 +37,30 @@ pub(crate) struct Dialer {
 
 impl Dialer {
     pub(crate) fn new(config: &RedisConfig) -> RedisResult<Self> {
-        let mut settings = config
-            .server
-            .redis_settings()
-            .clone()
-            .set_protocol(ProtocolVersion::RESP3);
-        if settings.lib_name().is_none() {
-            // The native client reports its name with `CLIENT SETINFO`. That is not worth another right;
-            // without the right the server would log each refusal.
-            settings = settings.set_skip_set_lib_name();
-        }
         let server = config
             .server
             .clone()
-            .set_redis_settings(settings)
+            .set_redis_settings(quiet(config.server.redis_settings().clone()))
             .set_tcp_settings(tcp(config.server.tcp_settings().nodelay()));
+        let follow = |sentinels: &SentinelConfig| {
+            let login = quiet(sentinels.login());
+            let sentinel = |addr| {
+                Client::open(
+                    server
+                        .clone()
+                        .set_addr(addr)
+                        .set_redis_settings(login.clone()),
+                )
+            };
+            Sentinels::follow(sentinels, sentinel)
+        };
+        let sentinels = config.sentinels.as_ref();
         Ok(Self {
+            at: sentinels.map_or_else(
+                || server.addr().to_string(),
+                |it| format!("the master {:?}", it.name),
+            ),
+            sentinels: sentinels.map(follow).transpose()?,
             client: Client::open(server)?,
             within: config.connect_within,
             shortest: AtomicU64::new(u64::MAX),
@@ -47,8 +68,9 @@ impl Dialer {
         })
     }
 
-    pub(crate) fn addr(&self) -> &ConnectionAddr {
-        self.client.get_connection_info().addr()
+    /// The place of the server, for messages.
+    pub(crate) fn at(&self) -> &str {
+        &self.at
     }
 
     /// Records a lease that is in use from now on: a lost connection has to be back before it ends.
@@ -97,9 +119,62 @@ impl Dialer {
         (pause * 2).clamp(SHORTEST_PAUSE, longest)
     }
 
+    /// Waits before the next attempt, or until the sentinels name another server.
+    pub(crate) async fn rest(&self, pause: Duration) {
+        let moved = async {
+            match &self.sentinels {
+                Some(sentinels) => sentinels.moved().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(jitter(pause)) => {}
+            () = moved => {}
+        }
+    }
+
     /// Opens a connection. `pushed` runs inside the connection's task and must not block.
     pub(crate) async fn dial(
         &self,
+        pushed: impl Fn(PushInfo) + Send + Sync + 'static,
+    ) -> RedisResult<MultiplexedConnection> {
+        let Some(sentinels) = &self.sentinels else {
+            return self.open(&self.client, pushed).await;
+        };
+        let pushed = Arc::new(pushed);
+        let server = self.client.get_connection_info();
+        let weak: Weak<dyn Fn(PushInfo) + Send + Sync> = Arc::downgrade(&pushed) as _;
+        let addr = sentinels.master(server, weak, self.within()).await?;
+        let elsewhere = |cause: String| io::Error::other(format!("{addr}: {cause}"));
+        let client = Client::open(server.clone().set_addr(addr.clone()))?;
+        let opened = self.open(&client, move |push| pushed(push)).await;
+        let mut native = opened.map_err(|cause| match cause.is_io_error() {
+            true => elsewhere(cause.to_string()).into(),
+            false => cause,
+        })?;
+        // A sentinel may lag behind, or be ahead of the server that it promotes.
+        let hello = redis::cmd("HELLO");
+        let hello = tokio::time::timeout(self.within(), native.send_packed_command(&hello)).await;
+        let why = match hello {
+            Ok(hello)
+                if commands::hello_says(
+                    hello.as_ref().unwrap_or(&Value::Nil),
+                    "role",
+                    "master",
+                ) =>
+            {
+                return Ok(native);
+            }
+            Ok(Err(cause)) => return Err(cause),
+            Ok(Ok(_)) => "it is no master: a failover is under way",
+            Err(_) => "no answer",
+        };
+        Err(elsewhere(why.to_owned()).into())
+    }
+
+    async fn open(
+        &self,
+        client: &Client,
         pushed: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
@@ -110,9 +185,20 @@ impl Dialer {
                 pushed(push);
                 Ok(())
             });
-        self.client
+        client
             .get_multiplexed_async_connection_with_config(&config)
             .await
+    }
+}
+
+/// The settings of a connection over which the client says no more than it must.
+fn quiet(settings: RedisConnectionInfo) -> RedisConnectionInfo {
+    let settings = settings.set_protocol(ProtocolVersion::RESP3);
+    match settings.lib_name() {
+        Some(_) => settings,
+        // The native client reports its name with `CLIENT SETINFO`. That is not worth another right;
+        // without the right the server would log each refusal.
+        None => settings.set_skip_set_lib_name(),
     }
 }
 
@@ -133,7 +219,7 @@ fn tcp(nodelay: bool) -> TcpSettings {
 }
 
 /// 50 to 100 % of `pause`, so that the clients of a restarted server do not reconnect all at once.
-pub(crate) fn jitter(pause: Duration) -> Duration {
+fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 

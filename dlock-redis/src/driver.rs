@@ -90,18 +90,26 @@ impl RedisDriver {
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
         let dialer = Arc::new(dialer?);
         let wake_ups = Listener::new(dialer.clone(), config.prefix().clone())?;
-        let connection = Connection::open(dialer).await?;
-        connection.warn_of_settings().await;
+        let connection = Connection::open(dialer.clone()).await?;
+        connection.check_settings(&config.acks).await?;
         wake_ups.ready(&connection).await?;
+        let confirmed = match config.acks.are_wanted() {
+            true => Connection::open(dialer).await?,
+            false => Arc::clone(&connection),
+        };
+        confirmed.can_confirm(&config.acks).await?;
         let mut capabilities = Capabilities::new("redis", config.store());
         capabilities.wake = Wake::Queue;
         capabilities.shares = true;
-        capabilities.ordered = true;
+        // What is confirmed has a connection of its own, which a release does not wait for.
+        capabilities.ordered = !config.acks.are_wanted();
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let server = Arc::new(Server {
             prefix: config.prefix,
             connection,
+            confirmed,
+            acks: config.acks,
             wake_ups,
         });
         Ok(Self {
@@ -292,6 +300,7 @@ impl DistributedLock for RedisDriver {
     /// Requests in flight keep their connection until they are answered; new requests are refused.
     async fn close(&self) {
         self.server.connection.close();
+        self.server.confirmed.close();
         self.server.wake_ups.close().await;
     }
 }

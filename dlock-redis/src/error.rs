@@ -9,7 +9,7 @@ use dlock_core::{
         kit::{ErrorClass, Failure},
     },
 };
-use redis::{ConnectionAddr, ErrorKind as Native, RedisError};
+use redis::{ErrorKind as Native, RedisError};
 
 /// The last column: whether the connection that gave the error has to be replaced.
 type Class = ErrorClass<&'static str, bool>;
@@ -72,7 +72,7 @@ pub(crate) fn failed(cause: RedisError) -> Failure<bool> {
 }
 
 /// A connection to that address that could not be opened. Whatever the reason, no request was sent.
-pub(crate) fn unreached(at: &ConnectionAddr, cause: RedisError) -> DriverError {
+pub(crate) fn unreached(at: &str, cause: RedisError) -> DriverError {
     let class = match by_code("dial") {
         Some(class) if cause.is_io_error() => class,
         _ => classify(&cause),
@@ -93,15 +93,23 @@ pub(crate) fn may_not_subscribe(prefix: &Prefix, cause: RedisError) -> DriverErr
 
 /// The driver knows nothing of cluster routing: notifications would not arrive, and the slot of a name
 /// may move.
-pub(crate) fn clustered(at: &ConnectionAddr) -> DriverError {
+pub(crate) fn clustered(at: &str) -> DriverError {
     let message = format!(
         "{at}: this is a node of a Redis cluster, which the driver does not support: connect to a server with cluster-enabled no"
     );
     DriverError::new(ErrorKind::Unsupported, message)
 }
 
+/// Two servers that take writes and merge them later: each grants the same lock.
+pub(crate) fn two_masters(at: &str) -> DriverError {
+    let message = format!(
+        "{at}: this server takes writes beside another master (active replication), and each would grant the same lock: connect to a server with one master"
+    );
+    DriverError::new(ErrorKind::Unsupported, message)
+}
+
 /// The server answered nothing, or nothing that a Redis server answers.
-pub(crate) fn no_greeting(at: &ConnectionAddr) -> DriverError {
+pub(crate) fn no_greeting(at: &str) -> DriverError {
     DriverError::unavailable(format!(
         "{at}: no answer to the greeting: check that a Redis server listens there, and that it is not stopped or busy"
     ))
@@ -116,6 +124,28 @@ pub(crate) fn failed_entry(text: &str) -> DriverError {
 /// The request was sent, and its callers stopped waiting.
 pub(crate) fn unanswered() -> DriverError {
     DriverError::unanswered("the server did not answer in time")
+}
+
+/// The request was executed, and too little confirmed it.
+pub(crate) fn unconfirmed(what: String) -> DriverError {
+    DriverError::unanswered(what)
+}
+
+/// The server cannot tell what replicas or disks have.
+pub(crate) fn cannot_wait(fsync: bool, cause: RedisError) -> DriverError {
+    let text = cause.to_string();
+    let class = classify(&cause);
+    let kind = match fsync && (text.contains("appendonly") || class.kind == ErrorKind::Unsupported)
+    {
+        true => ErrorKind::Unsupported,
+        false => class.kind,
+    };
+    let message = if fsync {
+        "dlock.fsync=true needs WAITAOF, of Redis 7.2 or newer and of Valkey, a server with appendonly yes, and the right +waitaof"
+    } else {
+        "dlock.replicas needs WAIT on a master, and the right +wait"
+    };
+    DriverError::new(kind, message).with_source(cause)
 }
 
 /// An answer of a shape that no script gives.

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod acks;
 mod commands;
 mod config;
 mod connection;
@@ -9,6 +10,7 @@ mod error;
 mod listener;
 mod requests;
 mod scripts;
+mod sentinel;
 mod server;
 mod tickets;
 

@@ -11,12 +11,7 @@
 //! to its own channel, and opens another connection if the echo does not arrive.
 
 use crate::{
-    commands,
-    config::Prefix,
-    connection::Connection,
-    dialer::{Dialer, jitter},
-    error,
-    tickets::Tickets,
+    commands, config::Prefix, connection::Connection, dialer::Dialer, error, tickets::Tickets,
 };
 use dlock_core::driver::{Result, WakeUp, kit::WakeUps, system_random};
 use futures_core::stream::BoxStream;
@@ -289,7 +284,8 @@ async fn listen(shared: Weak<Listener>, changed: Arc<Notify>) {
         };
         let refused = error.code() == Some("NOPERM");
         strong.tried(None, refused.then(|| error.clone()));
-        pause = strong.dialer.pause_after(began.elapsed(), pause);
+        let dialer = strong.dialer.clone();
+        pause = dialer.pause_after(began.elapsed(), pause);
         drop(strong);
         gap = true;
         if refused && !std::mem::replace(&mut told, true) {
@@ -299,7 +295,7 @@ async fn listen(shared: Weak<Listener>, changed: Arc<Notify>) {
         if refused {
             pause = REFUSED;
         }
-        let again = tokio::time::sleep(jitter(pause));
+        let again = dialer.rest(pause);
         let mut again = pin!(again);
         loop {
             // Closed during the pause.

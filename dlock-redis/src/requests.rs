@@ -15,6 +15,7 @@ use dlock_core::{
         kit::{Batch, BatchPolicy},
     },
 };
+use futures_util::future::join_all;
 use std::{sync::Arc, time::Duration};
 
 /// Acquires with one lease and one holder info, of sharers that are as many or of none.
@@ -50,16 +51,26 @@ impl Batch for Acquires {
         let first = first.unwrap_or(Instant::FAR);
         let acquires = |link: &Link| {
             let channel = &server.wake_ups.channel;
-            commands::acquires(&keys, batch, channel, &places, not_after(link, first)).into()
+            let acquires =
+                commands::acquires(&keys, batch, channel, &places, not_after(link, first));
+            server.confirm(acquires, &keys)
         };
-        let answer = server.connection.eval(&ACQUIRES, first, acquires);
-        let (answer, link) = server.connection.patiently(answer).await?;
-        let each = commands::read_each(answer, batch.len()).ok_or_else(error::garbled)?;
+        let answer = server.confirmed.eval(&ACQUIRES, first, acquires);
+        let (reply, link) = server.confirmed.patiently(answer).await?;
+        let each = commands::read_each(reply.value, batch.len()).ok_or_else(error::garbled)?;
         let each = batch.iter().zip(each).map(|(req, it)| {
-            let answer = it.map_err(|cause| server.connection.failed(&link, cause));
-            Some(answer.and_then(|it| server.acquired(req, &it, &link)))
+            let answer = it.map_err(|cause| server.confirmed.failed(&link, cause));
+            answer.and_then(|it| server.acquired(req, &it, &link))
         });
-        Ok(each.collect())
+        let mut each: Vec<_> = each.collect();
+        if let Some(missing) = server.acks.missing(reply.confirmed) {
+            let given = batch.iter().zip(each).map(async |(req, it)| match it {
+                Ok(acquisition) => server.give_back(req, acquisition, &missing).await,
+                Err(error) => Err(error),
+            });
+            each = join_all(given).await;
+        }
+        Ok(each.into_iter().map(Some).collect())
     }
 }
 
@@ -88,8 +99,8 @@ impl Batch for Releases {
         let releases = |_: &Link| commands::releases(&keys, batch).into();
         let (connection, patience) = (&self.0.connection, self.0.connection.patience());
         let answer = connection.eval(&RELEASES, patience, releases);
-        let (answer, link) = connection.patiently(answer).await?;
-        let each = commands::read_each(answer, batch.len()).ok_or_else(error::garbled)?;
+        let (reply, link) = connection.patiently(answer).await?;
+        let each = commands::read_each(reply.value, batch.len()).ok_or_else(error::garbled)?;
         let each = each.into_iter().map(|it| {
             let answer = it.map_err(|cause| connection.failed(&link, cause))?;
             commands::read_release(&answer).ok_or_else(error::garbled)

@@ -2,6 +2,7 @@
 //! The answer of a script holds all that its caller needs, so no step takes a second round trip.
 
 use crate::{
+    acks::Acks,
     commands::{self, Acquisition, Breaking, Record, Releasing},
     config::{Keys, Prefix},
     connection::{Connection, Link, Request},
@@ -10,11 +11,12 @@ use crate::{
     scripts::{self, Lua},
 };
 use dlock_core::{
-    FencingToken, Instant, LockName,
-    driver::{Acquire, Release, Renew, Renewed, Result, Ticket},
+    Effect, FencingToken, Instant, LockName,
+    driver::{Acquire, DriverError, Release, Renew, Renewed, Result, Ticket, kit::again},
 };
-use redis::Value;
+use redis::{Cmd, Value};
 use std::{
+    slice,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -24,25 +26,65 @@ use std::{
 pub(crate) struct Server {
     pub(crate) prefix: Prefix,
     pub(crate) connection: Arc<Connection>,
+    /// Carries the requests that are to be confirmed, and those whose order with them counts. The same
+    /// connection where nothing is confirmed.
+    pub(crate) confirmed: Arc<Connection>,
+    pub(crate) acks: Acks,
     pub(crate) wake_ups: Arc<Listener>,
 }
 
 impl Server {
     /// Sends one acquire with the place of its ticket.
-    pub(crate) async fn acquire(&self, req: &Acquire) -> Result<Acquisition> {
+    pub(crate) async fn acquire(self: &Arc<Self>, req: &Acquire) -> Result<Acquisition> {
         let (keys, stand) = (
             self.keys(&req.name),
             self.wake_ups.tickets.place(req.ticket),
         );
         let acquire = |link: &Link| {
             let not_after = not_after(link, req.give_up);
-            commands::acquire(&keys, req, &self.wake_ups.channel, stand, not_after).into()
+            let channel = &self.wake_ups.channel;
+            self.confirm(
+                commands::acquire(&keys, req, channel, stand, not_after),
+                slice::from_ref(&keys),
+            )
         };
-        let evaluated = self
-            .connection
-            .eval(&scripts::ACQUIRE, req.give_up, acquire);
-        let (answer, link) = evaluated.await?;
-        self.acquired(req, &answer, &link)
+        let evaluated = self.confirmed.eval(&scripts::ACQUIRE, req.give_up, acquire);
+        let (reply, link) = evaluated.await?;
+        let acquisition = self.acquired(req, &reply.value, &link)?;
+        match self.acks.missing(reply.confirmed) {
+            Some(missing) => self.give_back(req, acquisition, &missing).await,
+            None => Ok(acquisition),
+        }
+    }
+
+    /// A request over those locks that is to be confirmed, where anything is.
+    pub(crate) fn confirm(&self, cmd: Cmd, keys: &[Keys]) -> Request {
+        Request {
+            acks: self.acks.behind(keys),
+            ..cmd.into()
+        }
+    }
+
+    /// Releases what was granted and not confirmed. A failover might forget it.
+    pub(crate) async fn give_back(
+        self: &Arc<Self>,
+        req: &Acquire,
+        acquisition: Acquisition,
+        missing: &DriverError,
+    ) -> Result<Acquisition> {
+        if !matches!(acquisition, Acquisition::Granted(..)) {
+            return Ok(acquisition);
+        }
+        let release = Release::new(req.name.clone(), req.owner, req.hold);
+        let released = self.connection.patiently(self.release(&release)).await;
+        if matches!(released, Ok(Releasing::Unserved)) {
+            self.go_on(req.name.clone());
+        }
+        let effect = match released {
+            Ok(_) => Effect::None,
+            Err(_) => Effect::Unknown,
+        };
+        Err(again(missing).with_effect(effect))
     }
 
     /// Records in the tickets what the answer to an acquire says.
@@ -78,8 +120,8 @@ impl Server {
     pub(crate) async fn release(&self, req: &Release) -> Result<Releasing> {
         let keys = self.keys(&req.name);
         let release = |_: &Link| Request {
-            cmd: commands::release(&keys, req),
             last: self.wake_ups.tickets.brought(req.holds),
+            ..commands::release(&keys, req).into()
         };
         let answer = self.run(&scripts::RELEASE, release).await?;
         commands::read_release(&answer).ok_or_else(error::garbled)
@@ -92,23 +134,37 @@ impl Server {
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
         let keys: Vec<_> = entries.iter().map(|it| self.keys(&it.name)).collect();
-        let renew = |link: &Link| commands::renew(&keys, entries, not_after(link, give_up)).into();
-        let evaluated = self.connection.eval(&scripts::RENEW, give_up, renew);
-        let (answer, link) = evaluated.await?;
-        let renewal = commands::read_renew(&answer).ok_or_else(error::garbled)?;
+        let renew = |link: &Link| {
+            let not_after = not_after(link, give_up);
+            self.confirm(commands::renew(&keys, entries, not_after), &keys)
+        };
+        let evaluated = self.confirmed.eval(&scripts::RENEW, give_up, renew);
+        let (reply, link) = evaluated.await?;
+        let renewal = commands::read_renew(&reply.value).ok_or_else(error::garbled)?;
         link.server.observe(renewal.now, self.connection.now());
         let entries = renewal.entries.ok_or_else(error::late)?.into_iter();
-        Ok(entries
-            .map(|entry| entry.map_err(|text| error::failed_entry(&text)))
-            .collect())
+        // A hold that is gone is gone, confirmed or not. One that was renewed lasts as long as was
+        // confirmed, and the next renewal may be confirmed again.
+        let missing = self.acks.missing(reply.confirmed);
+        let entry = |entry: Result<Renewed, String>| match (entry, &missing) {
+            (Ok(Renewed::Until { .. }), Some(missing)) => Err(again(missing)),
+            (Ok(renewed), _) => Ok(renewed),
+            (Err(text), _) => Err(error::failed_entry(&text)),
+        };
+        Ok(entries.map(entry).collect())
     }
 
     /// Ends a ticket. `false`: the queue has more dead tickets than one script removes.
     pub(crate) async fn leave(&self, name: &LockName, ticket: Option<Ticket>) -> Result<bool> {
         let keys = self.keys(name);
         let leave = |_: &Link| commands::leave(&keys, &self.wake_ups.channel, ticket).into();
-        let answer = self.run(&scripts::LEAVE, leave).await?;
-        commands::read_leave(&answer).ok_or_else(error::garbled)
+        // Behind an acquire of the ticket that was given up, so that it does not enter again.
+        let patience = self.confirmed.patience();
+        let (reply, _) = self
+            .confirmed
+            .eval(&scripts::LEAVE, patience, leave)
+            .await?;
+        commands::read_leave(&reply.value).ok_or_else(error::garbled)
     }
 
     /// Frees a lock.
@@ -152,7 +208,7 @@ impl Server {
         build: impl Fn(&Link) -> Request + Send,
     ) -> Result<Value> {
         let patience = self.connection.patience();
-        Ok(self.connection.eval(lua, patience, build).await?.0)
+        Ok(self.connection.eval(lua, patience, build).await?.0.value)
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

@@ -7,15 +7,25 @@ use dlock_conformance::{
         Home, RedisServer,
         proxy::{Fault, Trigger},
         redis::{self, Aof, RedisOptions},
+        redis_set::{NAME, SentinelServer},
         server::ServerError,
     },
 };
 use dlock_core::{LockName, driver::DistributedLock};
 use dlock_redis::RedisDriver;
-use std::{process::ExitCode, sync::Arc};
+use std::{
+    collections::HashMap,
+    process::ExitCode,
+    sync::{Arc, LazyLock, Mutex},
+    time::Duration,
+};
 
 fn main() -> ExitCode {
-    suite(Remote::everywhere(Redis), Mutants::Listed)
+    let mut fixtures = Remote::everywhere(Redis);
+    fixtures.push(Box::new(Remote::processes(Sentinel)));
+    let code = suite(fixtures, Mutants::Listed);
+    SENTINELS.lock().expect("no start panicked").clear();
+    code
 }
 
 #[derive(Clone, Copy)]
@@ -30,12 +40,7 @@ impl Backend for Redis {
     }
 
     fn start(&self, home: Home) -> Result<RedisServer, ServerError> {
-        // A fast fsync, and this one is in memory, means that the file is written before each answer:
-        // what was answered survives a kill of the process.
-        let options = RedisOptions {
-            aof: Aof::EverySec,
-            ..RedisOptions::default()
-        };
+        let options = options();
         match home {
             Home::Container => RedisServer::in_container(options),
             Home::Process => RedisServer::from_env_or(|| RedisServer::start(options)),
@@ -64,5 +69,70 @@ impl Backend for Redis {
     async fn flush(&self, server: &RedisServer) -> Result<(), Failure> {
         server.command(&["FLUSHALL"])?;
         Ok(())
+    }
+}
+
+/// A fast fsync, and this one is in memory, means that the file is written before each answer: what was
+/// answered survives a kill of the process.
+fn options() -> RedisOptions {
+    RedisOptions {
+        aof: Aof::EverySec,
+        ..RedisOptions::default()
+    }
+}
+
+/// The same server, which a sentinel names. Failovers have tests of their own.
+#[derive(Clone, Copy)]
+struct Sentinel;
+
+/// One for each address by which clients reach a server. They end with the suite.
+static SENTINELS: LazyLock<Mutex<HashMap<String, SentinelServer>>> = LazyLock::new(Mutex::default);
+/// Longer than any case stops its server.
+const DOWN_AFTER: Duration = Duration::from_secs(600);
+
+#[async_trait]
+impl Backend for Sentinel {
+    type Kind = redis::Redis;
+
+    fn name(&self) -> &'static str {
+        "redis-sentinel"
+    }
+
+    fn start(&self, _: Home) -> Result<RedisServer, ServerError> {
+        RedisServer::start(options())
+    }
+
+    fn url(&self, server: String) -> String {
+        let mut sentinels = SENTINELS.lock().expect("no start panicked");
+        let sentinel = sentinels.entry(server).or_insert_with_key(|server| {
+            let addr = server.trim_start_matches("redis://").trim_end_matches('/');
+            let addr = addr.parse().expect("a started server has no log-in");
+            SentinelServer::start(addr, DOWN_AFTER, 1).expect("a sentinel starts")
+        });
+        format!("redis+sentinel://{}/{NAME}", sentinel.addr())
+    }
+
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        Redis.connect(url).await
+    }
+
+    fn is_proxied(&self) -> bool {
+        true
+    }
+
+    fn is_short(&self) -> bool {
+        true
+    }
+
+    fn request(&self, of: Call, fault: Fault) -> Trigger {
+        Redis.request(of, fault)
+    }
+
+    async fn delete(&self, server: &RedisServer, name: &LockName) -> Result<(), Failure> {
+        Redis.delete(server, name).await
+    }
+
+    async fn flush(&self, server: &RedisServer) -> Result<(), Failure> {
+        Redis.flush(server).await
     }
 }

@@ -5,7 +5,7 @@ use dlock_core::{
     ErrorKind, LockName, MIN_LEASE,
     driver::{
         DriverError, Result,
-        kit::{split_url, unknown_setting},
+        kit::{parse_span, split_url, unknown_setting},
     },
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -417,18 +417,6 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'=')
     .remove(b'+')
     .remove(b',');
-
-/// `500ms`, `10s`, `2m`.
-fn parse_span(text: &str) -> Option<Duration> {
-    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
-    let unit = match unit {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => return None,
-    };
-    unit.checked_mul(count.parse().ok()?)
-}
 
 fn misuse(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)

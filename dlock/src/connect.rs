@@ -9,7 +9,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// |---|---|---|
 /// | `memory:NAME` | `memory` (default) | inside this process, shared by all clients that use the name |
 /// | `redis://…`, `redis+unix://…` | `redis` | one Redis server |
-/// | `rediss://…` | `redis-tls` | the same over TLS |
+/// | `redis+sentinel://…` | `redis` | the master that Redis Sentinels name |
+/// | `rediss://…`, `rediss+sentinel://…` | `redis-tls` | the same over TLS |
 /// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
 /// | `mysql://…`, `mariadb://…` | `mysql`, with TLS `mysql-tls` | a table of one MySQL or MariaDB server |
 /// | `postgres://…`, `postgresql://…` | `postgres`, with TLS `postgres-tls` | a table of one PostgreSQL server |
@@ -122,9 +123,11 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
         #[cfg(feature = "memory")]
         "memory" => Ok(Arc::new(dlock_memory::MemoryDriver::from_url(url)?)),
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
+        "redis" | "redis+unix" | "redis+sentinel" => {
+            Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?))
+        }
         #[cfg(feature = "redis-tls")]
-        "rediss" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
+        "rediss" | "rediss+sentinel" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(dlock_sqlite::SqliteDriver::connect(url).await?)),
         #[cfg(feature = "mongo")]
@@ -150,11 +153,13 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
 }
 
 /// Every scheme, and the feature that includes its driver.
-const SCHEMES: [(&str, &str); 15] = [
+const SCHEMES: [(&str, &str); 17] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
     ("redis+unix", "redis"),
+    ("redis+sentinel", "redis"),
+    ("rediss+sentinel", "redis-tls"),
     ("sqlite", "sqlite"),
     ("mongodb", "mongo"),
     ("mongodb+srv", "mongo-srv"),

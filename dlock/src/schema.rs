@@ -46,7 +46,9 @@ fn fixed(scheme: &str) -> Result<&'static str, Error> {
         #[cfg(feature = "memory")]
         "memory" => Ok("-- nothing to prepare: the locks live inside the process\n"),
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => Ok(dlock_redis::RedisConfig::RIGHTS),
+        "redis" | "redis+unix" | "redis+sentinel" | "rediss" | "rediss+sentinel" => {
+            Ok(dlock_redis::RedisConfig::RIGHTS)
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             Ok("-- nothing to prepare: the first client makes the file, and its table in it\n")

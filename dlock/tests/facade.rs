@@ -2,7 +2,7 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, etcd:, etcd+tls:, zk:, zk+tls:";
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, redis+sentinel:, rediss+sentinel:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, etcd:, etcd+tls:, zk:, zk+tls:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {
@@ -53,6 +53,8 @@ async fn a_scheme_whose_feature_is_off_names_the_feature() {
         ("memory", "memory", cfg!(feature = "memory")),
         ("redis", "redis", cfg!(feature = "redis")),
         ("redis+unix", "redis", cfg!(feature = "redis")),
+        ("redis+sentinel", "redis", cfg!(feature = "redis")),
+        ("rediss+sentinel", "redis-tls", cfg!(feature = "redis-tls")),
         ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
         ("mysql", "mysql", cfg!(feature = "mysql")),
         ("mariadb", "mysql", cfg!(feature = "mysql")),

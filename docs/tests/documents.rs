@@ -74,7 +74,10 @@ fn every_page_is_in_the_table_of_contents_and_its_code_is_compiled() {
             if !name.ends_with(".md") || name == "SUMMARY.md" {
                 continue;
             }
-            assert!(contents.contains(&format!("({name})")), "SUMMARY.md lacks {name}");
+            assert!(
+                contents.contains(&format!("({name})")),
+                "SUMMARY.md lacks {name}"
+            );
             let text = fs::read_to_string(root.join(&page)).expect("a page is text");
             assert!(
                 !text.contains("```rust") || compiled.contains(&format!("\"{name}\"")),

@@ -58,6 +58,14 @@ pub(super) async fn run(
     }
     let ratio = runs.ratio(1, p50, |of| of(0).p50).median;
     table.goal("read ÷ exclusive cycle, p50", ratio, Limit::AtMost(1.15));
+    let p99 = |one: &Sample| one.p99;
+    let last = runs.ratio(2, p99, |of| of(0).p50 * READERS as f64).median;
+    let cycles = "the last reader ÷ as many exclusive cycles";
+    table.goal(cycles, last, Limit::AtMost(1.0));
+    if name == "redis-share" {
+        let last = runs.of(2, p99).median;
+        table.goal("the last reader, µs", last, Limit::AtMost(5_000.0));
+    }
     table.goal(
         "a writer beside others",
         violations as f64,

@@ -137,6 +137,8 @@ async fn a_reader_neither_enters_again_nor_becomes_a_writer(ctx: Ctx) -> Result 
     fails(ErrorKind::Misuse, reader.pass())?;
     let kept = lock.read().min_hold(ctx.short());
     fails(ErrorKind::Misuse, ctx.answered(kept.acquire()).await?)?;
+    let none = lock.read().min_hold(Duration::ZERO);
+    drop(ctx.answered(none.acquire()).await??);
     reader.release().await?;
     let writer = ctx.answered(lock.write().acquire()).await??;
     let inside = ctx.answered(writer.scope(lock.read().acquire())).await??;

@@ -12,7 +12,7 @@ use crate::{
     client_cases::processes,
     fixture::{MakeFixture, Time},
     mutants::{self, Mutants},
-    testbed::{Home, worker},
+    testbed::worker,
 };
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use scope::Scope;
@@ -44,11 +44,11 @@ pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
     let mut trials = Vec::new();
     let mut stages = Vec::new();
     for fixture in fixtures {
-        let home = fixture.home();
+        let is_short = fixture.is_short();
         let stage = Arc::new(Stage::new(fixture));
-        let wanted = cases().into_iter().filter(|case| scope.has(home, case));
+        let wanted = cases().into_iter().filter(|case| scope.has(is_short, case));
         trials.extend(wanted.map(|case| trial(&stage, case)));
-        if mutants != Mutants::Off && home == Home::Process {
+        if mutants != Mutants::Off && !is_short {
             let wrong = mutants::mutants();
             trials.extend(
                 wrong

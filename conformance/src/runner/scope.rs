@@ -1,13 +1,12 @@
 //! Scope of the suite in each home.
 
-use crate::{case::Case, clause::Clause, testbed::Home};
+use crate::{case::Case, clause::Clause};
 use std::{env, ffi::OsStr};
 
-/// What runs over servers in containers.
+/// What runs in a fixture that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The clauses that show that the driver and that server understand each other: a start costs more
-    /// than most cases.
+    /// The clauses that show that the driver and that server understand each other.
     Short,
     /// Every clause.
     Whole,
@@ -28,8 +27,8 @@ impl Scope {
     }
 
     /// Whether a case is in this scope.
-    pub(crate) fn has(self, home: Home, case: &Case) -> bool {
-        home == Home::Process || self == Self::Whole || SHORT.contains(&case.clause)
+    pub(crate) fn has(self, is_short: bool, case: &Case) -> bool {
+        !is_short || self == Self::Whole || SHORT.contains(&case.clause)
     }
 }
 
@@ -42,16 +41,16 @@ mod tests {
     use crate::cases::cases;
 
     #[test]
-    fn containers_try_four_clauses_unless_all_are_asked_for() {
-        let tried = |scope: Scope, home| {
+    fn short_fixtures_try_four_clauses_unless_all_are_asked_for() {
+        let tried = |scope: Scope, is_short| {
             let all = cases();
-            let wanted = all.iter().filter(|case| scope.has(home, case)).count();
+            let wanted = all.iter().filter(|case| scope.has(is_short, case)).count();
             (wanted, all.len())
         };
-        let (wanted, all) = tried(Scope::Short, Home::Container);
+        let (wanted, all) = tried(Scope::Short, true);
         assert!(0 < wanted && wanted < all, "{wanted} of {all}");
-        assert_eq!(tried(Scope::Short, Home::Process), (all, all));
-        assert_eq!(tried(Scope::Whole, Home::Container), (all, all));
+        assert_eq!(tried(Scope::Short, false), (all, all));
+        assert_eq!(tried(Scope::Whole, true), (all, all));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::{
 pub(crate) struct Verdict {
     pub(crate) findings: Vec<Finding>,
     pub(crate) grants: usize,
-    /// Grants that entered an incarnation by a pass.
+    /// Grants that entered an incarnation: by a pass, or as one of those who share it.
     pub(crate) joins: usize,
     /// How holds ended.
     pub(crate) ends: BTreeMap<String, usize>,
@@ -27,6 +27,8 @@ pub(crate) struct Verdict {
 pub(crate) enum Kind {
     /// Two incarnations believed at the same instant that they hold one name.
     Overlap,
+    /// More holders of permits believed at the same instant than there are permits.
+    TooMany,
     /// A guard was still Ok after another incarnation had begun.
     NoticedLate,
     /// A later incarnation has no greater token, or one incarnation has two.
@@ -39,6 +41,8 @@ pub(crate) enum Kind {
     Leftover,
     /// A worker ended unexpectedly.
     Worker,
+    /// Something took longer than it may.
+    Slow,
 }
 
 #[derive(Debug)]
@@ -164,6 +168,11 @@ impl Verdict {
                 );
             }
             open.push(hold);
+            let most = most(&hold.family).filter(|_| hold.believed.is_some());
+            if most.is_some_and(|most| open.len() > most) {
+                let count = open.len();
+                self.find(Kind::TooMany, format!("{name}: {count} held {hold}"));
+            }
         }
     }
 
@@ -206,6 +215,11 @@ impl Verdict {
             }
         }
     }
+}
+
+/// How many may be in an incarnation at once, if that is limited: `of-N-…` is a family of holders of permits.
+fn most(family: &str) -> Option<usize> {
+    family.strip_prefix("of-")?.split_once('-')?.0.parse().ok()
 }
 
 fn span(nanoseconds: u64) -> Duration {
@@ -274,6 +288,14 @@ mod tests {
         let verdict = judge(&[one, two]).unwrap();
         assert!(verdict.findings.is_empty(), "{:?}", verdict.findings);
         assert_eq!(verdict.joins, 1);
+    }
+
+    #[test]
+    fn more_holders_than_permits_are_found() {
+        let of = |got, until| told("of-2-7", 7, [0, 5, got], Some(until), "released");
+        let [one, two] = [of(10, 20), of(15, 30)];
+        assert!(found(&[one.clone(), two.clone(), of(21, 40)]).is_empty());
+        assert_eq!(found(&[one, two, of(20, 40)]), [Kind::TooMany]);
     }
 
     #[test]

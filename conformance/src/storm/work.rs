@@ -1,9 +1,7 @@
 //! Worker process: it acquires, waits, gives up, enters by passes, holds, and logs what it believes.
 
-use super::{
-    Result,
-    log::{Log, now},
-};
+use super::log::{Grant, Log, now};
+use crate::Result;
 use dlock::{Client, Error, ErrorKind, Guard, Lease, Lock, Pass, ReleaseOutcome};
 use dlock_conformance::testbed::worker::{self, Job};
 use fastrand::Rng;
@@ -24,6 +22,8 @@ pub(crate) const LEASE: Duration = Duration::from_secs(2);
 /// How many names they contend for.
 pub(crate) const NAMES: usize = 3;
 
+/// How many permits a name has where it is a semaphore: fewer than those who contend for it.
+const PERMITS: u32 = 2;
 /// How many tasks of a process contend.
 const TASKS: usize = 3;
 /// The pause after a failure, so that an unavailable store is not polled in a tight loop.
@@ -97,12 +97,20 @@ impl SharedState {
 
     async fn turn(&self, rng: &mut Rng) -> Result {
         let name = name(&self.run, rng.usize(..NAMES));
+        let (lock, sharers) = match rng.u8(..6) {
+            0 | 1 => (self.client.rw_lock(&name)?.read(), Some("read".to_owned())),
+            2 => (
+                self.client.semaphore(&name, PERMITS)?,
+                Some(format!("of-{PERMITS}")),
+            ),
+            _ => (self.client.lock(&name)?, None),
+        };
         let least = match rng.u8(..8) {
-            0 => millis(rng, 50..400),
+            0 if sharers.is_none() => millis(rng, 50..400),
             _ => Duration::ZERO,
         };
         let shortest = *self.client.capabilities().leases.start();
-        let lock = terms(self.client.lock(&name)?, least, shortest, rng);
+        let lock = terms(lock, least, shortest, rng);
         let asked = now();
         let mut family = format!("{}-{asked}", std::process::id());
         let took = match rng.u8(..10) {
@@ -112,7 +120,7 @@ impl SharedState {
                 Ok(took) => took.map(Some),
                 Err(_) => return failed(&self.log, "cancelled").await,
             },
-            _ => match self.latest_pass(&name) {
+            _ => match self.latest_pass(&name).filter(|_| sharers.is_none()) {
                 Some((of, pass)) => {
                     family = of;
                     lock.join(&pass).await.map(Some)
@@ -121,27 +129,26 @@ impl SharedState {
             },
         };
         match took {
-            Ok(Some(guard)) => self.hold(guard, family, least, asked, rng).await,
+            Ok(Some(guard)) => {
+                if let Some(sharers) = &sharers {
+                    family = format!("{sharers}-{}", guard.token());
+                }
+                let grant = Grant {
+                    family: &family,
+                    least,
+                    asked,
+                };
+                self.hold(guard, &grant, sharers.is_none(), rng).await
+            }
             Ok(None) => failed(&self.log, "held").await,
             Err(error) => failed(&self.log, &word(&error)).await,
         }
     }
 
-    async fn hold(
-        &self,
-        guard: Guard,
-        family: String,
-        least: Duration,
-        asked: u64,
-        rng: &mut Rng,
-    ) -> Result {
-        let (hold, got) = (self.log.hold(), now());
-        let (name, token, least) = (guard.name(), guard.token(), least.as_nanos());
-        self.log.write(format_args!(
-            "took {hold} {name} {family} {token} {least} {asked} {got}"
-        ))?;
-        if rng.u8(..3) == 0 {
-            self.publish(&guard, &family, hold)?;
+    async fn hold(&self, guard: Guard, grant: &Grant<'_>, has_pass: bool, rng: &mut Rng) -> Result {
+        let (hold, got) = self.log.took(&guard, grant)?;
+        if has_pass && rng.u8(..3) == 0 {
+            self.publish(&guard, grant.family, hold)?;
         }
         // Mostly short, so that there are many grants; sometimes longer than a lease.
         let longest = match rng.u8(..10) {
@@ -151,12 +158,10 @@ impl SharedState {
         };
         let until = got + rng.u64(..longest);
         let how = loop {
-            let at = now();
-            if guard.check().is_err() {
+            if !self.log.believes(&guard, hold)? {
                 break "lost";
             }
-            self.log.write(format_args!("believes {hold} {at}"))?;
-            if at >= until {
+            if now() >= until {
                 break "done";
             }
             sleep(millis(rng, 1..15)).await;
@@ -203,7 +208,7 @@ fn terms(lock: Lock, least: Duration, shortest: Duration, rng: &mut Rng) -> Lock
 }
 
 /// A store whose renewed leases have one fixed length keeps that length.
-fn renewed(lock: Lock, length: Duration) -> Lock {
+pub(crate) fn renewed(lock: Lock, length: Duration) -> Lock {
     let asked = lock.clone().lease(Lease::renewed(length));
     if asked.effective_lease().is_ok() {
         asked
@@ -212,14 +217,14 @@ fn renewed(lock: Lock, length: Duration) -> Lock {
     }
 }
 
-async fn failed(log: &Log, how: &str) -> Result {
+pub(crate) async fn failed(log: &Log, how: &str) -> Result {
     log.write(format_args!("failed {how}"))?;
     sleep(PAUSE).await;
     Ok(())
 }
 
 /// The kind of an error, without blanks.
-fn word(error: &Error) -> String {
+pub(crate) fn word(error: &Error) -> String {
     match error.kind() {
         ErrorKind::Timeout { phase } => format!("Timeout:{phase:?}"),
         kind => format!("{kind:?}"),

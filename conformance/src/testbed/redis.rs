@@ -155,7 +155,7 @@ impl Kind for Redis {
     }
 }
 
-fn client_at(addr: SocketAddr) -> Client {
+pub(super) fn client_at(addr: SocketAddr) -> Client {
     client(format!("redis://{addr}/")).expect("an address makes a URL")
 }
 
@@ -167,7 +167,7 @@ fn client(info: impl IntoConnectionInfo) -> RedisResult<Client> {
 }
 
 /// Runs one command on a connection of its own.
-fn run(client: &Client, words: &[&str], limit: Duration) -> io::Result<Reply> {
+pub(super) fn run(client: &Client, words: &[&str], limit: Duration) -> io::Result<Reply> {
     let run = || {
         let mut connection = client.get_connection_with_timeout(limit)?;
         connection.set_read_timeout(Some(limit))?;
@@ -231,8 +231,8 @@ fn knows_debug_option(program: &PathBuf) -> bool {
     major.parse::<u32>().is_ok_and(|major| major >= 7)
 }
 
-const PROGRAM: &str = "redis-server";
-const MISSING: ServerError = ServerError::Missing {
+pub(super) const PROGRAM: &str = "redis-server";
+pub(super) const MISSING: ServerError = ServerError::Missing {
     server: PROGRAM,
     remedy: "install it (apt-get install redis-server) or set DLOCK_TEST_REDIS_URL",
 };

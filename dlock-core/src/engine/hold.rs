@@ -4,7 +4,7 @@
 use crate::{
     clock::{Clock, Instant},
     driver::Ticket,
-    engine::{caller::Caller, watchdog::key::Key},
+    engine::{caller::Caller, metrics::Class, watchdog::key::Key},
     error::LossReason,
     lease::Lease,
     name::LockName,
@@ -68,6 +68,7 @@ pub(crate) struct Hold {
     pub(crate) indeterminate_until: Option<Instant>,
     /// The ticket that such a copy would put in the queue again.
     pub(crate) ticket: Option<Ticket>,
+    pub(crate) class: Class,
     key: OnceLock<Key>,
     phase: AtomicU8,
     confirmed: AtomicBool,
@@ -103,6 +104,7 @@ pub(crate) struct Start {
     pub(crate) indeterminate_until: Option<Instant>,
     /// The ticket that was used up by the grant.
     pub(crate) ticket: Option<Ticket>,
+    pub(crate) class: Class,
 }
 
 const HELD: u8 = 0;
@@ -144,6 +146,7 @@ impl Hold {
             by: Caller::current(),
             indeterminate_until: start.indeterminate_until,
             ticket: start.ticket.filter(|_| start.indeterminate_until.is_some()),
+            class: start.class.clone(),
             key: OnceLock::new(),
             phase: AtomicU8::new(HELD),
             confirmed: AtomicBool::new(false),

@@ -118,10 +118,15 @@ impl LockTable {
         self.change(name, |_| {});
     }
 
-    pub(crate) fn strike(&mut self, hold: &Arc<Hold>) {
+    /// Removes a hold. Returns whether it was there.
+    pub(crate) fn strike(&mut self, hold: &Arc<Hold>) -> bool {
+        let mut found = false;
         self.change(&hold.name, |entry| {
+            let before = entry.holds.len();
             entry.holds.retain(|other| !Arc::ptr_eq(other, hold));
+            found = entry.holds.len() < before;
         });
+        found
     }
 
     /// Changes an existing entry, and removes it if it is empty afterwards.

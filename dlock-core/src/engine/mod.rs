@@ -6,6 +6,7 @@ pub(crate) mod caller;
 pub(crate) mod cleanup;
 pub(crate) mod hold;
 pub(crate) mod lock_table;
+pub(crate) mod metrics;
 pub(crate) mod release;
 pub(crate) mod scope;
 pub(crate) mod spread;
@@ -22,6 +23,7 @@ use crate::{
         cleanup::{Cleanup, CleanupJob},
         hold::{Hold, Start},
         lock_table::{Granted, LockTable},
+        metrics::{Classes, HoldEnd},
         watchdog::{Renewal, Watchdog, Watched},
     },
     error::{Error, ErrorKind, LossReason},
@@ -72,6 +74,7 @@ pub(crate) struct Engine {
     pub(crate) table: Mutex<LockTable>,
     pub(crate) random: Random,
     pub(crate) tickets: AtomicU64,
+    pub(crate) classes: Classes,
     pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -136,6 +139,7 @@ impl Engine {
         }
         let hold = Arc::new(Hold::new(&start, now, deadline));
         let unwanted = self.enter(&hold, waiter)?;
+        hold.class.begun();
         for ticket in unwanted {
             self.leave_queue(&hold.name, ticket);
         }
@@ -200,13 +204,18 @@ impl Engine {
     }
 
     /// Removes a hold that is over for this client, whatever the store says.
-    pub(crate) fn leave_table(&self, hold: &Arc<Hold>) {
-        self.table().strike(hold);
+    pub(crate) fn leave_table(&self, hold: &Arc<Hold>, end: HoldEnd) {
+        if self.table().strike(hold) {
+            hold.class.ended(end, hold.since, &self.clock);
+            if let HoldEnd::Lost(reason) = end {
+                hold.class.lost(reason);
+            }
+        }
         self.is_quieter();
     }
 
     pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
-        self.leave_table(hold);
+        self.leave_table(hold, HoldEnd::Lost(reason));
         self.stop_renewing(hold);
         // The guard may have noticed the deadline first, or nothing has yet.
         hold.lose(reason);

@@ -10,6 +10,7 @@ use crate::{
         call::{ATTEMPT, Call},
         cleanup::{CleanupJob, PROMPT},
         hold::{GuardState, Hold},
+        metrics::{HoldEnd, ReleaseEnd},
     },
     error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass},
 };
@@ -65,6 +66,7 @@ pub(crate) struct Releasing {
     /// The state in which it found the hold.
     before: GuardState,
     open: bool,
+    counted_as: ReleaseEnd,
 }
 
 impl Releasing {
@@ -73,15 +75,23 @@ impl Releasing {
         let active = Engine::active(Arc::clone(engine));
         let began = engine.clock.now();
         let before = hold.releasing(began);
-        let releasing = Self {
+        let mut releasing = Self {
             engine: active,
             hold: Arc::clone(hold),
             began,
             before,
             open: is_needed(hold, before, began),
+            counted_as: ReleaseEnd::Dropped,
         };
         engine.stop_renewing(hold);
-        engine.leave_table(hold);
+        let end = match before {
+            GuardState::Lost(reason) => {
+                releasing.counted_as = ReleaseEnd::Lost;
+                HoldEnd::Lost(reason)
+            }
+            GuardState::Held | GuardState::Uncertain => HoldEnd::Released,
+        };
+        engine.leave_table(hold, end);
         releasing
     }
 
@@ -92,6 +102,18 @@ impl Releasing {
 
     /// Sends the release, and repeats it until it is answered or its time is over.
     pub(crate) async fn answered(&mut self) -> Result<ReleaseOutcome, Error> {
+        let answer = self.answer().await;
+        self.counted_as = match &answer {
+            Ok(ReleaseOutcome::Released) => ReleaseEnd::Released,
+            Ok(ReleaseOutcome::StillHeld { .. }) => ReleaseEnd::StillHeld,
+            Ok(ReleaseOutcome::MinHold { .. }) => ReleaseEnd::MinHold,
+            Err(error) if error.is_lost() => ReleaseEnd::Lost,
+            Err(_) => ReleaseEnd::Indeterminate,
+        };
+        answer
+    }
+
+    async fn answer(&mut self) -> Result<ReleaseOutcome, Error> {
         let mut sent = self.began;
         let end = (sent + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
         let mut unanswered = false;
@@ -169,6 +191,7 @@ impl Releasing {
                     target: "dlock::lost", lock = %self.hold.name, backend = caps.backend,
                     owner = %self.hold.owner, "the lock was no longer held when it was released"
                 );
+                self.hold.class.lost(LossReason::NotHeld);
                 return Err(Error::lost(LossReason::NotHeld).at(caps.backend, &self.hold.name));
             }
             released => ReleaseOutcome::of(&released),
@@ -227,6 +250,7 @@ fn is_needed(hold: &Hold, before: GuardState, now: Instant) -> bool {
 
 impl Drop for Releasing {
     fn drop(&mut self) {
+        self.hold.class.release(self.counted_as);
         if self.open {
             self.engine.clean_up(CleanupJob::of(&self.hold));
         }

@@ -62,5 +62,5 @@ pub use record_store::{
 pub use server_clock::ServerClock;
 pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};
 pub use table::{TableName, TableSettings};
-pub use url::{split_settings, split_url, unknown_setting};
+pub use url::{parse_span, split_settings, split_url, unknown_setting};
 pub use wake_ups::WakeUps;

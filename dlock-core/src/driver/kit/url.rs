@@ -5,6 +5,7 @@ use crate::{
     error::{DriverError, ErrorKind},
 };
 use percent_encoding::percent_decode_str;
+use std::time::Duration;
 
 /// Splits a URL into the native client's part and dlock's own settings.
 ///
@@ -96,6 +97,27 @@ pub fn unknown_setting(store: &str, key: &str, known: &[&str]) -> DriverError {
     let known = known.join(", ");
     let message = format!("the {store} URL has an unknown setting {key:?}; known: {known}");
     DriverError::new(ErrorKind::Misuse, message)
+}
+
+/// A time in a setting: `500ms`, `10s`, `2m`. `None`: it is none of these.
+///
+/// # Examples
+/// ```
+/// use dlock_core::driver::kit::parse_span;
+///
+/// assert_eq!(parse_span("500ms").unwrap().as_millis(), 500);
+/// assert_eq!(parse_span("soon"), None);
+/// ```
+#[must_use]
+pub fn parse_span(text: &str) -> Option<Duration> {
+    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let unit = match unit {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return None,
+    };
+    unit.checked_mul(count.parse().ok()?)
 }
 
 fn decoded(text: &str) -> String {

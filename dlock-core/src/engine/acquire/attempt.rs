@@ -10,12 +10,13 @@ use crate::{
         cleanup::{AcquireCall, CleanupJob, Target},
         hold::Start,
         lock_table::{Granted, Tickets},
+        metrics::Class,
     },
     error::{DriverError, Effect, Error, ErrorKind},
     guard::Guard,
     lease::Lease,
     name::LockName,
-    options::Terms,
+    options::{AcquireOptions, Terms},
     owner::{HoldId, MAX_SHARERS, Mode, Owner},
     token::FencingToken,
 };
@@ -45,6 +46,7 @@ pub(super) struct Attempt {
     reusable: bool,
     terms: Terms,
     at: &'static Location<'static>,
+    class: Class,
     call: Option<AcquireCall>,
     /// Until when an unanswered attempt may still take the lock.
     indeterminate_until: Option<Instant>,
@@ -67,26 +69,25 @@ impl Answer {
 }
 
 impl Attempt {
-    pub(super) fn new(
-        engine: &Arc<Engine>,
-        name: LockName,
-        identity: &Identity,
-        terms: Terms,
-        at: &'static Location<'static>,
-    ) -> Self {
+    pub(super) fn new(engine: &Arc<Engine>, identity: &Identity, options: &AcquireOptions) -> Self {
         Self {
             engine: Arc::clone(engine),
-            name,
+            name: options.name.clone(),
             owner: identity.owner,
             hold: identity.hold,
             join: identity.join,
             implied: identity.implied,
             reusable: identity.reusable,
-            terms,
-            at,
+            terms: options.terms,
+            at: options.at,
+            class: options.class.clone(),
             call: None,
             indeterminate_until: None,
         }
+    }
+
+    pub(super) fn class(&self) -> &Class {
+        &self.class
     }
 
     pub(super) fn name(&self) -> &LockName {
@@ -221,6 +222,7 @@ impl Attempt {
             at: self.at,
             indeterminate_until: self.indeterminate_until,
             ticket: waiter.as_ref().and_then(|waiter| waiter.tickets.current),
+            class: self.class.clone(),
         };
         let Some(hold) = self.engine.begin(start, now, waiter) else {
             self.give_back()?;

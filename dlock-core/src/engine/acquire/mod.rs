@@ -38,10 +38,9 @@ pub(crate) fn acquire(
         let _active = Engine::active(&*engine);
         engine.admit()?;
         let identity = engine.identify(&options)?;
-        let (name, at) = (options.name.clone(), options.at);
         // Made in the arms, so that an arm takes no room for what only the others use: this future is moved
         // before its first poll.
-        let attempt = || Attempt::new(&engine, name, &identity, options.terms, at);
+        let attempt = || Attempt::new(&engine, &identity, &options);
         let acquired = match wait_policy {
             // A caller without any time still asks once.
             WaitPolicy::Try | WaitPolicy::Within(Duration::ZERO) => {

@@ -46,6 +46,8 @@ pub(super) struct Wait {
     told: bool,
     /// The store's last refusal, if any.
     last: Option<Held>,
+    /// When it was refused for the first time.
+    waits_since: Option<Instant>,
 }
 
 /// A waiter's position in the queue of its lock.
@@ -76,6 +78,7 @@ impl Wait {
             ask_at: Instant::ORIGIN,
             told: false,
             last: None,
+            waits_since: None,
         }
     }
 
@@ -260,6 +263,10 @@ impl Wait {
             own
         };
         self.last = Some(held);
+        if self.waits_since.is_none() {
+            self.waits_since = Some(now);
+            self.attempt.class().waits();
+        }
         self.ask_at = now + self.interval;
         if let Some(own) = own
             && own.by == Caller::current()
@@ -374,6 +381,10 @@ impl QueuePosition {
 
 impl Drop for Wait {
     fn drop(&mut self) {
+        if let Some(since) = self.waits_since {
+            let clock = &self.attempt.engine().clock;
+            self.attempt.class().waited(since, clock);
+        }
         let tickets = self.withdraw();
         self.attempt.abandon(tickets);
     }

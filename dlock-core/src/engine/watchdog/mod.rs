@@ -160,6 +160,7 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>) {
             }
             Action::Doubt(hold) => {
                 if hold.doubt() {
+                    hold.class.uncertain();
                     let rest = hold.deadline().since(engine.clock.now());
                     tracing::warn!(
                         target: "dlock::renew", lock = %hold.name, backend = engine.caps.backend,
@@ -168,6 +169,8 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>) {
                 }
             }
             Action::Renewed(key, hold, deadline) => {
+                let (before, lease) = (hold.deadline(), hold.lease().length());
+                hold.class.renewed(before, lease, &engine.clock);
                 if !hold.renewed(deadline) {
                     engine.watchdog.forget(key);
                     // The user's timer fired first, by less than a tick: no deadline comes any more that

@@ -1,0 +1,345 @@
+//! Metrics: what a client counts and measures, through the facade of the [`metrics`](https://docs.rs/metrics) crate.
+//!
+//! The instruments of a class of locks are registered once per client, so a cycle neither looks up labels nor
+//! allocates. No label holds the name of a lock. Without the feature `metrics` the types are empty.
+
+use crate::{
+    clock::{Clock, Instant},
+    error::{Error, ErrorKind, LossReason, TimeoutPhase},
+};
+use std::time::Duration;
+#[cfg(feature = "metrics")]
+use {
+    metrics::{Counter, Gauge, Histogram, counter, gauge, histogram},
+    std::{
+        collections::HashMap,
+        fmt,
+        sync::{Arc, Mutex, PoisonError},
+    },
+};
+
+/// The instruments of one class of locks.
+#[derive(Clone, Debug)]
+pub(crate) struct Class(#[cfg(feature = "metrics")] Arc<Instruments>);
+
+/// The outcome of an acquire, in the order of [`ACQUIRE`].
+#[derive(Clone, Copy)]
+pub(crate) enum AcquireOutcome {
+    Acquired,
+    Held,
+    Timeout,
+    StoreTimeout,
+    Gone,
+    Unavailable,
+    Overloaded,
+    ShuttingDown,
+    Refused,
+    Cancelled,
+}
+
+/// How the holding of a lock ended for its client.
+#[derive(Clone, Copy)]
+pub(crate) enum HoldEnd {
+    Released,
+    Lost(LossReason),
+    Detached,
+}
+
+/// The outcome of a release, in the order of [`RELEASE`].
+#[derive(Clone, Copy)]
+pub(crate) enum ReleaseEnd {
+    Released,
+    StillHeld,
+    MinHold,
+    Lost,
+    Indeterminate,
+    Dropped,
+}
+
+/// An acquire in progress; counted as cancelled when it is dropped without an outcome.
+pub(crate) struct CountedAcquire {
+    class: Class,
+    outcome: AcquireOutcome,
+    #[cfg(feature = "metrics")]
+    began: Instant,
+}
+
+impl CountedAcquire {
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+    pub(crate) fn new(class: Class, clock: &Clock) -> Self {
+        Self {
+            class,
+            outcome: AcquireOutcome::Cancelled,
+            #[cfg(feature = "metrics")]
+            began: clock.now(),
+        }
+    }
+
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+    pub(crate) fn ended<T>(mut self, outcome: &Result<Option<T>, Error>, clock: &Clock) {
+        self.outcome = match outcome {
+            Ok(Some(_)) => AcquireOutcome::Acquired,
+            Ok(None) => AcquireOutcome::Held,
+            Err(error) => AcquireOutcome::of(error),
+        };
+        #[cfg(feature = "metrics")]
+        if outcome.as_ref().is_ok_and(Option::is_some) {
+            self.class.acquired_since(self.began, clock);
+        }
+    }
+}
+
+impl Drop for CountedAcquire {
+    fn drop(&mut self) {
+        self.class.acquire(self.outcome);
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+#[allow(
+    clippy::unused_self,
+    clippy::needless_pass_by_value,
+    reason = "the same calls with and without the feature"
+)]
+mod off {
+    use super::{AcquireOutcome, Class, Clock, Duration, HoldEnd, Instant, LossReason, ReleaseEnd};
+
+    impl Class {
+        pub(super) fn acquire(&self, _: AcquireOutcome) {}
+        pub(crate) fn waits(&self) {}
+        pub(crate) fn waited(&self, _: Instant, _: &Clock) {}
+        pub(crate) fn begun(&self) {}
+        pub(crate) fn ended(&self, _: HoldEnd, _: Instant, _: &Clock) {}
+        pub(crate) fn lost(&self, _: LossReason) {}
+        pub(crate) fn renewed(&self, _: Instant, _: Duration, _: &Clock) {}
+        pub(crate) fn uncertain(&self) {}
+        pub(crate) fn release(&self, _: ReleaseEnd) {}
+    }
+}
+
+#[cfg(feature = "metrics")]
+const ACQUIRE: [&str; 10] = [
+    "acquired",
+    "held",
+    "timeout",
+    "store_timeout",
+    "gone",
+    "unavailable",
+    "overloaded",
+    "shutting_down",
+    "refused",
+    "cancelled",
+];
+
+/// The ends of a [`HoldEnd`].
+#[cfg(feature = "metrics")]
+const HELD: [&str; 3] = ["released", "lost", "detached"];
+
+#[cfg(feature = "metrics")]
+const RELEASE: [&str; 6] = [
+    "released",
+    "still_held",
+    "min_hold",
+    "lost",
+    "indeterminate",
+    "dropped",
+];
+
+#[cfg(feature = "metrics")]
+const LOST: [(LossReason, &str); 4] = [
+    (LossReason::Deadline, "deadline"),
+    (LossReason::NotHeld, "not_held"),
+    (LossReason::Session, "session"),
+    (LossReason::Shutdown, "shutdown"),
+];
+
+#[cfg(feature = "metrics")]
+struct Instruments {
+    acquire: [Counter; ACQUIRE.len()],
+    acquire_seconds: Histogram,
+    waiting: Gauge,
+    wait_seconds: Histogram,
+    holds: Gauge,
+    held_seconds: [Histogram; HELD.len()],
+    lost: [Counter; LOST.len()],
+    renewed: Counter,
+    uncertain: Counter,
+    slack: Histogram,
+    release: [Counter; RELEASE.len()],
+}
+
+impl AcquireOutcome {
+    fn of(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::Timeout {
+                phase: TimeoutPhase::Wait,
+            } => Self::Timeout,
+            ErrorKind::Timeout { .. } => Self::StoreTimeout,
+            ErrorKind::Gone | ErrorKind::NotHeld | ErrorKind::Lost => Self::Gone,
+            ErrorKind::Unavailable | ErrorKind::Indeterminate => Self::Unavailable,
+            ErrorKind::Overloaded => Self::Overloaded,
+            ErrorKind::ShuttingDown => Self::ShuttingDown,
+            ErrorKind::Misuse | ErrorKind::Unsupported => Self::Refused,
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Class {
+    fn new(backend: &'static str, class: &str) -> Self {
+        let class = class.to_owned();
+        let labels = || [("backend", backend.to_owned()), ("class", class.clone())];
+        let acquire = |outcome| {
+            let [backend, class] = labels();
+            counter!(
+                "dlock_acquire_total",
+                &[backend, class, ("outcome", String::from(outcome))]
+            )
+        };
+        let held = |end| {
+            let [backend, class] = labels();
+            histogram!(
+                "dlock_held_seconds",
+                &[backend, class, ("end", String::from(end))]
+            )
+        };
+        let lost = |(_, reason)| {
+            let [backend, class] = labels();
+            counter!(
+                "dlock_lost_total",
+                &[backend, class, ("reason", String::from(reason))]
+            )
+        };
+        let renew = |outcome: &str| {
+            let [backend, class] = labels();
+            counter!(
+                "dlock_renew_total",
+                &[backend, class, ("outcome", outcome.to_owned())]
+            )
+        };
+        let release = |outcome| {
+            let [backend, class] = labels();
+            counter!(
+                "dlock_release_total",
+                &[backend, class, ("outcome", String::from(outcome))]
+            )
+        };
+        Self(Arc::new(Instruments {
+            acquire: ACQUIRE.map(acquire),
+            acquire_seconds: histogram!("dlock_acquire_seconds", &labels()),
+            waiting: gauge!("dlock_waiting", &labels()),
+            wait_seconds: histogram!("dlock_wait_seconds", &labels()),
+            holds: gauge!("dlock_holds", &labels()),
+            held_seconds: HELD.map(held),
+            lost: LOST.map(lost),
+            renewed: renew("renewed"),
+            uncertain: renew("uncertain"),
+            slack: histogram!("dlock_renew_slack_ratio", &labels()),
+            release: RELEASE.map(release),
+        }))
+    }
+
+    fn acquire(&self, outcome: AcquireOutcome) {
+        self.0.acquire[outcome as usize].increment(1);
+    }
+
+    fn acquired_since(&self, began: Instant, clock: &Clock) {
+        self.0.acquire_seconds.record(clock.now().since(began));
+    }
+
+    /// A task begins to wait for a lock that another owner holds.
+    pub(crate) fn waits(&self) {
+        self.0.waiting.increment(1.0);
+    }
+
+    /// A task waits no more, whatever the outcome.
+    pub(crate) fn waited(&self, since: Instant, clock: &Clock) {
+        self.0.waiting.decrement(1.0);
+        self.0.wait_seconds.record(clock.now().since(since));
+    }
+
+    pub(crate) fn begun(&self) {
+        self.0.holds.increment(1.0);
+    }
+
+    /// A hold ended for its client.
+    pub(crate) fn ended(&self, end: HoldEnd, since: Instant, clock: &Clock) {
+        self.0.holds.decrement(1.0);
+        let end = match end {
+            HoldEnd::Released => 0,
+            HoldEnd::Lost(_) => 1,
+            HoldEnd::Detached => 2,
+        };
+        self.0.held_seconds[end].record(clock.now().since(since));
+    }
+
+    pub(crate) fn lost(&self, reason: LossReason) {
+        if let Some(at) = LOST.iter().position(|(of, _)| *of == reason) {
+            self.0.lost[at].increment(1);
+        }
+    }
+
+    /// A renewal was answered, of a hold that without it had ended at `deadline`.
+    pub(crate) fn renewed(&self, deadline: Instant, lease: Duration, clock: &Clock) {
+        self.0.renewed.increment(1);
+        let rest = deadline.since(clock.now());
+        self.0
+            .slack
+            .record(rest.as_secs_f64() / lease.as_secs_f64());
+    }
+
+    pub(crate) fn uncertain(&self) {
+        self.0.uncertain.increment(1);
+    }
+
+    pub(crate) fn release(&self, outcome: ReleaseEnd) {
+        self.0.release[outcome as usize].increment(1);
+    }
+}
+
+/// The classes of a client.
+#[derive(Debug)]
+pub(crate) struct Classes {
+    /// Of the locks for which no class is named.
+    unnamed: Class,
+    #[cfg(feature = "metrics")]
+    named: Mutex<HashMap<Box<str>, Class>>,
+}
+
+impl Classes {
+    #[cfg(feature = "metrics")]
+    pub(crate) fn new(backend: &'static str) -> Self {
+        Self {
+            unnamed: Class::new(backend, ""),
+            named: Mutex::default(),
+        }
+    }
+
+    #[cfg(not(feature = "metrics"))]
+    pub(crate) fn new(_: &'static str) -> Self {
+        Self { unnamed: Class() }
+    }
+
+    pub(crate) fn unnamed(&self) -> Class {
+        self.unnamed.clone()
+    }
+
+    /// The class of that name, whose instruments are registered when it is named for the first time.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn named(&self, backend: &'static str, name: &str) -> Class {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(class) = named.get(name) {
+            return class.clone();
+        }
+        let class = Class::new(backend, name);
+        named.insert(name.into(), class.clone());
+        class
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl fmt::Debug for Instruments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Instruments").finish_non_exhaustive()
+    }
+}

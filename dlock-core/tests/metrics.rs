@@ -1,0 +1,213 @@
+//! What a client counts: each call once, and nothing is left in a gauge.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use dlock_core::{Client, Clock, Error, Lease, driver::Wake};
+use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
+use metrics_util::{
+    MetricKind,
+    debugging::{DebugValue, DebuggingRecorder, Snapshotter},
+};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tokio::{task::yield_now, time};
+
+const SECOND: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(3);
+
+/// A store, and what the clients count that are made by [`client`](Self::client).
+struct Bench {
+    store: MemoryStore,
+    recorder: DebuggingRecorder,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            store: MemoryStore::new(Clock::simulated()),
+            recorder: DebuggingRecorder::new(),
+        }
+    }
+
+    fn client(&self) -> (Client, Faults) {
+        let config = MemoryConfig::new(Wake::Queue);
+        let driver = Arc::new(MemoryDriver::connect(&self.store, config));
+        let faults = driver.faults().clone();
+        let builder = Client::builder(driver)
+            .clock(self.store.clock().clone())
+            .lease(Lease::renewed(LEASE));
+        let client = metrics::with_local_recorder(&self.recorder, || builder.build());
+        (client.unwrap(), faults)
+    }
+
+    fn counts(&self) -> Counts {
+        Counts::of(&self.recorder.snapshotter())
+    }
+}
+
+/// Counters and gauges that are not 0 and the lengths of histograms, by name and labels.
+#[derive(Debug)]
+struct Counts(BTreeMap<String, f64>);
+
+impl Counts {
+    fn of(snapshotter: &Snapshotter) -> Self {
+        let mut counts = BTreeMap::new();
+        for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+            let labels: Vec<_> = key.key().labels().map(|label| label.value()).collect();
+            let labels = labels.join(" ");
+            let value = match value {
+                DebugValue::Counter(count) => f64::from(u32::try_from(count).unwrap()),
+                DebugValue::Gauge(value) => value.into_inner(),
+                DebugValue::Histogram(values) => f64::from(u32::try_from(values.len()).unwrap()),
+            };
+            let kind = match key.kind() {
+                MetricKind::Gauge => "gauge ",
+                _ => "",
+            };
+            if value != 0.0 {
+                counts.insert(format!("{kind}{} {labels}", key.key().name()), value);
+            }
+        }
+        Self(counts)
+    }
+
+    /// All that begin with this, without it, each with its count.
+    fn under(&self, prefix: &str) -> Vec<(&str, f64)> {
+        let found = self.0.iter().filter_map(|(key, value)| {
+            let rest = key.strip_prefix(prefix)?;
+            Some((rest.trim_start(), *value))
+        });
+        found.collect()
+    }
+
+    fn nothing_is_in_a_gauge(&self) {
+        assert_eq!(self.under("gauge "), [], "{self:#?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_acquire_is_counted_once_with_its_outcome() -> Result<(), Error> {
+    let bench = Bench::new();
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let lock = client.lock("orders:42")?;
+
+    let guard = lock.acquire().await?;
+    assert!(lock.try_acquire().await?.is_none());
+    lock.acquire_timeout(SECOND).await.unwrap_err();
+    let cut = time::timeout(SECOND, lock.acquire()).await;
+    assert!(cut.is_err(), "cancelled while it waits");
+    drop(lock.acquire()); // never polled
+    let refused = client
+        .lock("orders:42")?
+        .lease(Lease::fixed(Duration::ZERO));
+    refused.acquire().await.unwrap_err();
+    lock.join(&guard.pass()?).await?.release().await?;
+    let pass = guard.pass()?;
+    guard.release().await?;
+    lock.join(&pass).await.unwrap_err();
+    faults.always(Call::Acquire, Fault::ErrorBefore);
+    lock.try_acquire().await.unwrap_err();
+    faults.clear();
+    client.shutdown(SECOND).await?;
+    lock.acquire().await.unwrap_err();
+    drop(other);
+
+    let counts = bench.counts();
+    let acquires = counts.under("dlock_acquire_total memory ");
+    let one = |outcome| (outcome, 1.0);
+    assert_eq!(
+        acquires,
+        [
+            ("acquired", 2.0),
+            ("cancelled", 2.0),
+            one("gone"),
+            one("held"),
+            one("refused"),
+            one("shutting_down"),
+            one("store_timeout"),
+            one("timeout"),
+        ]
+    );
+    assert_eq!(counts.under("dlock_acquire_seconds memory"), [("", 2.0)]);
+    assert_eq!(counts.under("dlock_wait_seconds memory"), [("", 2.0)]);
+    counts.nothing_is_in_a_gauge();
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_hold_is_counted_once_with_its_end() -> Result<(), Error> {
+    let bench = Bench::new();
+    let (client, faults) = bench.client();
+    let lock = client.lock("orders:42")?;
+
+    lock.acquire().await?.release().await?;
+    drop(lock.acquire().await?);
+    yield_now().await;
+    let guard = lock.acquire().await?;
+    client.admin().break_lock("orders:42", None).await?;
+    guard.release().await.unwrap_err(); // found out by the release
+    let guard = lock.acquire().await?;
+    faults.always(Call::Renew, Fault::NeverExecuted);
+    guard.lost().await;
+    time::sleep(SECOND).await;
+    drop(guard);
+    faults.clear();
+    time::sleep(LEASE).await;
+    let detached = lock.acquire().await?.detach().unwrap();
+    client.attach(detached).await.unwrap().release().await?;
+    let held = lock.acquire().await?;
+    time::sleep(LEASE * 2).await; // renewed meanwhile
+    held.release().await?;
+    client.shutdown(SECOND).await?;
+
+    let counts = bench.counts();
+    assert_eq!(
+        counts.under("dlock_held_seconds memory "),
+        [("detached", 1.0), ("lost", 1.0), ("released", 5.0)]
+    );
+    assert_eq!(
+        counts.under("dlock_lost_total memory "),
+        [("deadline", 1.0), ("not_held", 1.0)]
+    );
+    assert_eq!(
+        counts.under("dlock_release_total memory "),
+        [("dropped", 1.0), ("lost", 2.0), ("released", 3.0)]
+    );
+    let renewals = counts.under("dlock_renew_total memory ");
+    let of = |outcome| {
+        renewals
+            .iter()
+            .find(|(of, _)| *of == outcome)
+            .map(|(_, n)| *n)
+    };
+    assert_eq!(of("uncertain"), Some(1.0));
+    assert!(of("renewed") >= Some(4.0), "{renewals:?}");
+    counts.nothing_is_in_a_gauge();
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_and_a_waiter_stand_in_the_gauges_and_no_name_in_a_label() -> Result<(), Error> {
+    let bench = Bench::new();
+    let (client, _) = bench.client();
+    let name = "canary:4711";
+    let lock = metrics::with_local_recorder(&bench.recorder, || {
+        client.lock(name).map(|lock| lock.class("orders"))
+    })?;
+    let guard = lock.acquire().await?;
+    let waiter = tokio::spawn(lock.acquire());
+    time::sleep(SECOND).await;
+
+    let counts = bench.counts();
+    assert_eq!(counts.under("gauge dlock_holds memory "), [("orders", 1.0)]);
+    assert_eq!(
+        counts.under("gauge dlock_waiting memory "),
+        [("orders", 1.0)]
+    );
+    assert!(
+        counts.0.keys().all(|key| !key.contains("canary")),
+        "{counts:#?}"
+    );
+    guard.release().await?;
+    waiter.await.unwrap()?.release().await?;
+    Ok(())
+}

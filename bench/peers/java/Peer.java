@@ -365,8 +365,10 @@ public class Peer {
             pool.setMaximumPoolSize(16);
             pool.setConnectionTimeout(60_000);
             JdbcTemplate template = new JdbcTemplate(pool);
-            template.execute("CREATE TABLE IF NOT EXISTS shedlock(name VARCHAR(64) NOT NULL PRIMARY KEY,"
-                    + " lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)");
+            // As its README has it: PostgreSQL would round a time of three digits up, into the future.
+            String time = kind.endsWith("MariaDB") ? "TIMESTAMP(3)" : "TIMESTAMP";
+            template.execute("CREATE TABLE IF NOT EXISTS shedlock(name VARCHAR(64) NOT NULL PRIMARY KEY, lock_until " + time
+                    + " NOT NULL, locked_at " + time + " NOT NULL, locked_by VARCHAR(255) NOT NULL)");
             provider = new JdbcTemplateLockProvider(JdbcTemplateLockProvider.Configuration.builder()
                     .withJdbcTemplate(template).usingDbTime().build());
         }

@@ -188,7 +188,7 @@ pub(super) fn bars(title: &str, unit: &str, parts: &[&str], bars: &[Bar]) -> Str
 
 fn legend(unit: &str, parts: &[&str]) -> String {
     match parts {
-        [first, second] => format!("{unit}; dark: {first}, light: {second}"),
+        [first, second] => format!("{unit}; strong: {first}, faint: {second}"),
         _ => unit.to_owned(),
     }
 }

@@ -1,7 +1,7 @@
 //! Lock handle: a name and its options, before it is acquired.
 
 use crate::{
-    engine::{Engine, acquire::acquire},
+    engine::{Engine, acquire::acquire, presence::RESERVED},
     error::{Error, ErrorKind},
     guard::Guard,
     lease::Lease,
@@ -51,6 +51,12 @@ impl Lock {
             let message = "this store has no shared locks and no permits: use an exclusive lock here, or another store";
             let error = Error::new(ErrorKind::Unsupported, message);
             return Err(error.at(engine.caps.backend, &name));
+        }
+        if name.as_str().starts_with(RESERVED) {
+            let message = format!(
+                "names that begin with {RESERVED:?} are reserved for the presences of clients"
+            );
+            return Err(Error::misuse(message).at(engine.caps.backend, &name));
         }
         Ok(Self {
             terms: engine.lease.into(),

@@ -125,6 +125,8 @@ pub struct HolderInfo {
     pub host: String,
     /// Its process id there.
     pub pid: u32,
+    /// The presence of its client that the hold depends on.
+    presence: Option<HoldId>,
 }
 
 impl HolderInfo {
@@ -161,7 +163,35 @@ impl HolderInfo {
                 kept.push(c);
             }
         }
-        Self { host: kept, pid }
+        Self {
+            host: kept,
+            pid,
+            presence: None,
+        }
+    }
+
+    /// The same for a hold that depends on a presence.
+    pub(crate) fn depending_on(&self, presence: HoldId) -> Self {
+        Self {
+            presence: Some(presence),
+            ..self.clone()
+        }
+    }
+
+    /// The id of the [presence](crate::ClientBuilder::presence) that the hold depends on, if any: the lock
+    /// `~alive:ID` is held while the holder is there.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{HoldId, HolderInfo};
+    ///
+    /// assert_eq!(HolderInfo::here().presence(), None);
+    /// let info = HolderInfo::parse("4711 web7 0000000000000007");
+    /// assert_eq!(info.presence(), Some(HoldId::from_bits(7)));
+    /// ```
+    #[must_use]
+    pub fn presence(&self) -> Option<HoldId> {
+        self.presence
     }
 
     /// Parses what `Display` wrote. Any other text gives empty holder info.
@@ -175,17 +205,32 @@ impl HolderInfo {
     /// ```
     #[must_use]
     pub fn parse(text: &str) -> Self {
-        match text.split_once(' ').map(|(pid, host)| (pid.parse(), host)) {
-            Some((Ok(pid), host)) => Self::new(host, pid),
-            _ => Self::default(),
+        let Some((pid, rest)) = text.split_once(' ') else {
+            return Self::default();
+        };
+        let Ok(pid) = pid.parse() else {
+            return Self::default();
+        };
+        let presence = rest.rsplit_once(' ').and_then(|(host, id)| {
+            let is_id = id.len() == 16 && id.bytes().all(|b| b.is_ascii_hexdigit());
+            let id = u64::from_str_radix(id, 16).ok().filter(|_| is_id)?;
+            Some((host, HoldId::from_bits(id)))
+        });
+        match presence {
+            Some((host, id)) => Self::new(host, pid).depending_on(id),
+            None => Self::new(rest, pid),
         }
     }
 }
 
-/// `PID HOST`, one line: the stored form.
+/// `PID HOST`, or `PID HOST PRESENCE`, one line: the stored form.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.pid, self.host)
+        write!(f, "{} {}", self.pid, self.host)?;
+        match self.presence {
+            Some(id) => write!(f, " {id}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -7,23 +7,28 @@
 use crate::{
     calls::Calls,
     connection::Stores,
-    error::{self, Failures},
-    holds::Watched,
-    votes::{Token, reached, token},
+    error::{Failures, slow},
+    holds,
+    votes::{most, reached},
 };
 use dlock_core::{
     Effect, FencingToken,
     driver::{Acquire, Acquired, Grant, Held, Release, Result},
 };
-use futures_util::future::join_all;
-use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    mem,
+    num::NonZeroU32,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 use tokio::time::timeout;
 
 /// One acquire.
 pub(crate) struct Attempt<'a> {
     stores: &'a Arc<Stores>,
     req: &'a Acquire,
-    watched: Watched,
+    released: Arc<AtomicBool>,
     calls: Calls<Acquired>,
     granted: BTreeMap<usize, Grant>,
     refused: Vec<Held>,
@@ -36,7 +41,7 @@ impl<'a> Attempt<'a> {
         Self {
             stores,
             req,
-            watched: stores.holds.watch(req.hold),
+            released: stores.holds.watch(req.hold),
             calls: Calls::new(stores),
             granted: BTreeMap::new(),
             refused: Vec::new(),
@@ -46,55 +51,33 @@ impl<'a> Attempt<'a> {
     }
 
     pub(crate) async fn run(mut self) -> Result<Acquired> {
-        let order = self.stores.candidates();
+        let mut rest = self.stores.candidates();
         // A re-entry passes every queue, and some of the stores may have lost the incarnation.
-        let alone = if self.req.join.is_some() {
-            0
-        } else {
-            order.len()
-        };
-        for (tried, at) in order.iter().take(alone).enumerate() {
-            if !self.granted.is_empty() || !self.is_possible(order.len() - tried) {
-                break;
-            }
-            self.ask(*at, true, self.req.floor);
-            let patience = self.patience();
-            if !self.answers(*at, patience).await {
-                self.stores.nodes[*at].failed(&error::slow());
-            }
+        let joins = self.req.join.is_some();
+        while !joins && self.granted.is_empty() && self.is_possible(rest.len()) {
+            let at = rest.remove(0);
+            self.ask(at, true, self.req.floor);
+            self.hear_first(at).await;
             if let Some(held) = self.refused.pop() {
-                let is_doubtful = self.is_doubtful();
-                return Ok(self.refuse(held, is_doubtful).await);
+                return Ok(self.refuse(held).await);
             }
         }
-        let floor = self.granted.values().map(|grant| grant.token).max();
-        let floor = floor.or(self.req.floor).filter(|_| self.req.join.is_none());
-        let rest: Vec<_> = order
-            .into_iter()
-            .filter(|at| !self.calls.has_asked(*at))
-            .collect();
+        let first = self.granted.values().map(|grant| grant.token).max();
         if self.is_possible(rest.len()) {
             for at in rest {
-                self.ask(at, alone == 0, floor);
+                self.ask(at, joins, first.or(self.req.floor));
             }
         }
-        self.gather(FencingToken(0)).await;
-        let confirmed = match token(self.granted.values(), self.stores.quorum()) {
-            Some(Token::Confirmed(token)) => Some(token),
-            Some(Token::Raise(token)) if self.granted.len() >= self.stores.quorum() => {
-                self.raise(token).await
-            }
-            _ => None,
-        };
-        match confirmed {
-            Some(token) => Ok(self.grant(token)),
-            None => self.fail().await,
+        let is_granted = self.gather(FencingToken(0)).await;
+        match self.token().filter(|_| is_granted) {
+            Some(token) if self.raise(token).await => Ok(self.grant(token)),
+            _ => self.fail().await,
         }
     }
 
     /// Whether so many stores more could make a quorum.
     fn is_possible(&self, more: usize) -> bool {
-        self.granted.len() + self.calls.open.len() + more >= self.stores.quorum()
+        more > 0 && self.granted.len() + self.calls.open.len() + more >= self.stores.quorum()
     }
 
     /// How long one store may delay the others.
@@ -104,113 +87,115 @@ impl<'a> Attempt<'a> {
     }
 
     fn ask(&mut self, at: usize, queues: bool, floor: Option<FencingToken>) {
-        let mut req = self.req.clone();
+        let (mut req, released) = (self.req.clone(), Arc::clone(&self.released));
         req.floor = floor;
         if !queues {
             (req.ticket, req.next_ticket) = (None, None);
         }
-        self.calls
-            .ask(at, |driver| async move { driver.acquire(&req).await });
+        self.calls.ask(at, |driver| async move {
+            holds::acquire(&*driver, &req, &released).await
+        });
     }
 
-    fn hear(&mut self, at: usize, answer: Result<Acquired>) {
-        match answer {
-            Ok(Acquired::Granted(grant)) => drop(self.granted.insert(at, grant)),
-            Ok(Acquired::Held(held)) => self.refused.push(held),
-            Ok(_) => self.gone += 1,
-            Err(error) => self.failures.add(at, error),
+    /// Hears the next answer; `false`: none is left.
+    async fn hear(&mut self) -> bool {
+        match self.calls.next().await {
+            Some((at, Ok(Acquired::Granted(grant)))) => drop(self.granted.insert(at, grant)),
+            Some((_, Ok(Acquired::Held(held)))) => self.refused.push(held),
+            Some((_, Ok(_))) => self.gone += 1,
+            Some((at, Err(error))) => self.failures.add(at, error),
+            None => return false,
         }
+        true
     }
 
-    /// Whether that store answers in time.
-    async fn answers(&mut self, at: usize, within: Duration) -> bool {
-        let answered = timeout(within, async {
-            while let Some((from, answer)) = self.calls.next().await {
-                self.hear(from, answer);
-                if from == at {
-                    break;
-                }
+    /// Waits for that store, unless it takes too long.
+    async fn hear_first(&mut self, at: usize) {
+        let answered = timeout(self.patience(), async {
+            while self.calls.open.contains(&at) {
+                self.hear().await;
             }
         });
-        answered.await.is_ok()
-    }
-
-    /// Waits for a quorum of grants with at least that token. Once a quorum has answered otherwise, the rest gets little time.
-    async fn gather(&mut self, least: FencingToken) {
-        let quorum = self.stores.quorum();
-        while self.confirm(least) < quorum {
-            let next = match self.answered() < quorum {
-                true => self.calls.next_by(self.req.give_up).await,
-                false => self.calls.next_within(self.patience()).await,
-            };
-            match next {
-                Some((at, answer)) => self.hear(at, answer),
-                None => return,
-            }
+        if answered.await.is_err() {
+            self.stores.nodes[at].failed(&slow());
         }
     }
 
-    fn answered(&self) -> usize {
-        self.granted.len() + self.refused.len() + self.gone
+    /// Whether a quorum grants at least that token. Once a quorum has answered otherwise, the rest gets little time.
+    async fn gather(&mut self, least: FencingToken) -> bool {
+        while self.confirmed(least) < self.stores.quorum() {
+            let within = match self.is_unavailable() {
+                true => self.req.give_up.since(self.stores.clock.now()),
+                false => self.patience(),
+            };
+            if !matches!(timeout(within, self.hear()).await, Ok(true)) {
+                return false;
+            }
+        }
+        true
     }
 
     /// How many stores have granted at least that token.
-    fn confirm(&self, least: FencingToken) -> usize {
-        self.granted
-            .values()
-            .filter(|grant| grant.token >= least)
-            .count()
+    fn confirmed(&self, least: FencingToken) -> usize {
+        let tokens = self.granted.values().map(|grant| grant.token);
+        tokens.filter(|token| *token >= least).count()
     }
 
-    /// Raises the smaller tokens: the greatest counts when a quorum has no smaller one.
-    async fn raise(&mut self, token: FencingToken) -> Option<FencingToken> {
-        let behind = self.granted.iter().filter(|(_, grant)| grant.token < token);
-        let behind: Vec<_> = behind.map(|(at, _)| *at).collect();
-        for at in behind {
-            self.ask(at, false, Some(token));
+    /// Whether too few stores have answered to tell.
+    fn is_unavailable(&self) -> bool {
+        self.granted.len() + self.refused.len() + self.gone < self.stores.quorum()
+    }
+
+    /// The least token that a quorum of the stores does not exceed: every earlier quorum had one of these, so it is
+    /// greater than every earlier token.
+    fn token(&self) -> Option<FencingToken> {
+        let mut tokens: Vec<_> = self.granted.values().map(|grant| grant.token).collect();
+        tokens.sort_unstable();
+        tokens.get(self.stores.quorum() - 1).copied()
+    }
+
+    /// Raises the smaller tokens: a token counts once a quorum has no smaller one, because every later quorum meets it.
+    async fn raise(&mut self, token: FencingToken) -> bool {
+        if self.confirmed(token) < self.stores.quorum() {
+            let behind = self.granted.iter().filter(|(_, its)| its.token < token);
+            for at in behind.map(|(at, _)| *at).collect::<Vec<_>>() {
+                self.ask(at, false, Some(token));
+            }
         }
-        self.gather(token).await;
-        (self.confirm(token) >= self.stores.quorum()).then_some(token)
+        self.gather(token).await
     }
 
     fn grant(self, token: FencingToken) -> Acquired {
         let quorum = self.stores.quorum();
         let holds = reached(self.granted.values().map(|grant| grant.holds), quorum);
         let valid_for = reached(self.granted.values().map(|grant| grant.valid_for), quorum);
-        let grant = Grant::new(
+        Acquired::Granted(Grant::new(
             token,
             holds.unwrap_or(NonZeroU32::MIN),
             valid_for.unwrap_or_default(),
-        );
-        self.run_on();
-        Acquired::Granted(grant)
+        ))
     }
 
     /// No quorum granted it.
     async fn fail(mut self) -> Result<Acquired> {
-        let (stores, quorum) = (self.stores, self.stores.quorum());
-        let is_unavailable = self.answered() < quorum;
-        let is_gone = self.req.join.is_some() && stores.outweighs(self.gone);
+        let nodes = &self.stores.nodes;
+        let is_unavailable = self.is_unavailable();
+        let is_gone = self.req.join.is_some() && self.stores.outweighs(self.gone);
         let is_doubtful = self.is_doubtful();
-        for at in self.calls.open.clone() {
-            self.failures.add(at, error::slow());
-        }
-        let failures = std::mem::take(&mut self.failures);
+        let mut failures = mem::take(&mut self.failures);
+        failures.add_slow(&self.calls.open);
         if is_unavailable && is_doubtful {
             // The core asks again for the same hold, which a release under way could then end.
-            self.run_on();
-            return Err(failures.into_error(&stores.nodes, Effect::Unknown, quorum));
+            return Err(failures.into_error(nodes, Effect::Unknown));
         }
         if is_gone && self.granted.is_empty() {
-            self.run_on();
             return Ok(Acquired::Gone);
         }
-        let held = self.contention();
-        Ok(match self.refuse(held, is_doubtful).await {
+        let mut held = self.contention();
+        held.doubt = is_doubtful;
+        Ok(match self.refuse(held).await {
             Acquired::Held(held) if held.doubt => Acquired::Held(held),
-            _ if is_unavailable => {
-                return Err(failures.into_error(&stores.nodes, Effect::None, quorum));
-            }
+            _ if is_unavailable => return Err(failures.into_error(nodes, Effect::None)),
             _ if is_gone => Acquired::Gone,
             refused => refused,
         })
@@ -223,71 +208,38 @@ impl<'a> Attempt<'a> {
 
     /// What the refusals say together. Where no owner has the lock for sure, several clients may have split the stores.
     fn contention(&mut self) -> Held {
-        let owners = || {
-            self.refused
-                .iter()
-                .filter_map(|held| held.by.as_ref())
-                .map(|by| by.owner)
-        };
-        let is_held = owners().any(|owner| {
-            self.stores
-                .outweighs(owners().filter(|its| *its == owner).count())
-        });
+        let owners = self.refused.iter().filter_map(|held| held.by.as_ref());
+        let owners: Vec<_> = owners.map(|by| by.owner).collect();
+        let votes = |wanted| owners.iter().filter(|owner| **owner == wanted).count();
+        let is_held = most(&owners).is_some_and(|owner| self.stores.outweighs(votes(owner)));
         let polls = self.refused.iter().filter_map(|held| held.poll_in);
-        let poll_in = polls
-            .min()
-            .filter(|_| is_held)
-            .unwrap_or_else(|| SPLIT.mul_f64(0.1 + fastrand::f64()));
+        let pause = SPLIT.mul_f64(0.1 + fastrand::f64());
+        let poll_in = polls.min().filter(|_| is_held).unwrap_or(pause);
         let mut held = self.refused.pop().unwrap_or_default();
         (held.poll_in, held.ahead) = (Some(poll_in), None);
         held
     }
 
     /// Takes back what was granted. If a store may have it all the same, the refusal says so: the core gives the hold up.
-    async fn refuse(self, mut held: Held, is_doubtful: bool) -> Acquired {
-        let patience = self.patience().max(LEAST_PATIENCE);
+    async fn refuse(self, mut held: Held) -> Acquired {
         let release = Release::new(self.req.name.clone(), self.req.owner, self.req.hold);
-        let releasing = self.granted.keys().map(|at| {
-            let node = &self.stores.nodes[*at];
-            timeout(
-                patience,
-                node.ask(async |driver| driver.release(&release).await),
-            )
-        });
-        let released = join_all(releasing).await;
-        held.doubt |= is_doubtful
-            || !released
-                .iter()
-                .all(|released| matches!(released, Ok(Ok(_))));
+        let mut calls = Calls::new(self.stores);
+        for at in self.granted.keys() {
+            let release = release.clone();
+            calls.ask(*at, |driver| async move { driver.release(&release).await });
+        }
+        let mut released = 0;
+        let releasing = async {
+            while let Some((_, Ok(_))) = calls.next().await {
+                released += 1;
+            }
+        };
+        let _in_time = timeout(self.patience().max(LEAST_PATIENCE), releasing).await;
+        held.doubt |= self.is_doubtful() || released < self.granted.len();
         if held.doubt {
             self.stores.holds.release(self.req.hold);
         }
-        self.run_on();
         Acquired::Held(held)
-    }
-
-    /// What a store grants after the hold was released is released there, too.
-    fn run_on(self) {
-        let Self {
-            req,
-            watched,
-            calls,
-            ..
-        } = self;
-        let release = Release::new(req.name.clone(), req.owner, req.hold);
-        let (release, watched) = (Arc::new(release), Arc::new(watched));
-        calls.run_on_with(move |stores, at, answer| {
-            let (release, watched) = (Arc::clone(&release), Arc::clone(&watched));
-            async move {
-                if matches!(answer, Acquired::Granted(_)) && watched.is_released() {
-                    drop(
-                        stores.nodes[at]
-                            .ask(async |driver| driver.release(&release).await)
-                            .await,
-                    );
-                }
-            }
-        });
     }
 }
 

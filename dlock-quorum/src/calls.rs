@@ -1,20 +1,17 @@
 //! Calls: one request to several stores at once, of which the caller awaits as many answers as it needs.
 
-use crate::connection::Stores;
-use dlock_core::{
-    Instant,
-    driver::{DistributedLock, Result},
-};
+use crate::{connection::Stores, error::Failures};
+use dlock_core::driver::{DistributedLock, Result};
 use futures_core::future::BoxFuture;
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
-use tokio::time::timeout;
+use std::{mem, sync::Arc, time::Duration};
+use tokio::{runtime::Handle, time::timeout};
 
-/// Requests under way, each to one store.
-pub(crate) struct Calls<T> {
+/// Requests under way, each to one store. What is still under way when the value is dropped runs to its end in a task:
+/// some clients break when one of their requests is dropped.
+pub(crate) struct Calls<T: Send + 'static> {
     stores: Arc<Stores>,
     under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<T>)>>,
-    asked: BTreeSet<usize>,
     /// The stores that have not answered.
     pub(crate) open: Vec<usize>,
 }
@@ -24,12 +21,11 @@ impl<T: Send + 'static> Calls<T> {
         Self {
             stores: Arc::clone(stores),
             under_way: FuturesUnordered::new(),
-            asked: BTreeSet::new(),
             open: Vec::new(),
         }
     }
 
-    /// Asks every store that is connected.
+    /// Asks every store.
     pub(crate) fn to_all<F>(
         stores: &Arc<Stores>,
         call: impl Fn(Arc<dyn DistributedLock>) -> F,
@@ -38,9 +34,7 @@ impl<T: Send + 'static> Calls<T> {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let mut calls = Self::new(stores);
-        for at in 0..stores.nodes.len() {
-            calls.ask(at, &call);
-        }
+        (0..stores.nodes.len()).for_each(|at| calls.ask(at, &call));
         calls
     }
 
@@ -51,60 +45,59 @@ impl<T: Send + 'static> Calls<T> {
     {
         let stores = Arc::clone(&self.stores);
         let call = stores.nodes[at].driver().cloned().map(call);
-        self.asked.insert(at);
         self.open.push(at);
         self.under_way.push(Box::pin(async move {
             let answer = match call {
-                Ok(call) => stores.nodes[at].ask(async |_| call.await).await,
+                Ok(call) => stores.nodes[at].answer(call).await,
                 Err(error) => Err(error),
             };
             (at, answer)
         }));
     }
 
-    pub(crate) fn has_asked(&self, at: usize) -> bool {
-        self.asked.contains(&at)
-    }
-
     /// The next answer; `None`: all have answered.
     pub(crate) async fn next(&mut self) -> Option<(usize, Result<T>)> {
         let (at, answer) = self.under_way.next().await?;
-        if let Some(open) = self.open.iter().position(|open| *open == at) {
-            self.open.swap_remove(open);
-        }
+        self.open.retain(|open| *open != at);
         Some((at, answer))
     }
 
-    /// The next answer that comes in time.
-    pub(crate) async fn next_within(&mut self, within: Duration) -> Option<(usize, Result<T>)> {
-        timeout(within, self.next()).await.ok().flatten()
-    }
-
-    pub(crate) async fn next_by(&mut self, end: Instant) -> Option<(usize, Result<T>)> {
-        let within = end.since(self.stores.clock.now());
-        self.next_within(within).await
-    }
-
-    /// What is still under way runs to its end in a task: some clients break when one of their requests is dropped.
-    pub(crate) fn run_on(mut self) {
-        if !self.open.is_empty() {
-            tokio::spawn(async move { while self.next().await.is_some() {} });
-        }
-    }
-
-    /// The same, with something to do for each answer.
-    pub(crate) fn run_on_with<F: Future<Output = ()> + Send>(
+    /// Hears the answers until they decide, and then, for `linger`, those of the other stores that work.
+    pub(crate) async fn hear(
         mut self,
-        each: impl Fn(Arc<Stores>, usize, T) -> F + Send + Sync + 'static,
-    ) {
-        if !self.open.is_empty() {
-            tokio::spawn(async move {
-                while let Some((at, answer)) = self.next().await {
-                    if let Ok(answer) = answer {
-                        each(Arc::clone(&self.stores), at, answer).await;
-                    }
+        within: Duration,
+        linger: Duration,
+        mut decide: impl FnMut(usize, T) -> bool,
+    ) -> Failures {
+        let (mut failures, mut decided) = (Failures::default(), false);
+        let hearing = async {
+            loop {
+                let works = |at: &usize| !self.stores.nodes[*at].is_down();
+                let next = match decided {
+                    false => self.next().await,
+                    true if !self.open.iter().any(works) => None,
+                    true => timeout(linger, self.next()).await.ok().flatten(),
+                };
+                match next {
+                    Some((at, Ok(answer))) => decided = decide(at, answer),
+                    Some((at, Err(error))) => failures.add(at, error),
+                    None => return,
                 }
-            });
+            }
+        };
+        let _in_time = timeout(within, hearing).await;
+        failures.add_slow(&self.open);
+        failures
+    }
+}
+
+impl<T: Send + 'static> Drop for Calls<T> {
+    fn drop(&mut self) {
+        let mut rest = mem::take(&mut self.under_way);
+        if !rest.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move { while rest.next().await.is_some() {} });
         }
     }
 }

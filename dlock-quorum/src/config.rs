@@ -86,30 +86,6 @@ impl QuorumConfig {
         })
     }
 
-    /// The words of `quorum:URL URL URL`.
-    ///
-    /// # Errors
-    /// `Misuse` when the URL has another scheme.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_quorum::QuorumConfig;
-    ///
-    /// let words = QuorumConfig::words("quorum:redis://a redis://b redis://c")?;
-    /// assert_eq!(words, ["redis://a", "redis://b", "redis://c"]);
-    /// # Ok::<(), dlock_core::Error>(())
-    /// ```
-    pub fn words(url: &str) -> Result<Vec<&str>, Error> {
-        match url.split_once(':') {
-            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("quorum") => {
-                Ok(rest.split_ascii_whitespace().collect())
-            }
-            _ => Err(Error::misuse(
-                "the URL of a quorum is quorum:URL URL URL, with blanks between",
-            )),
-        }
-    }
-
     /// With the clock of a simulation.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> Self {

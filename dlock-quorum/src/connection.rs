@@ -1,23 +1,24 @@
 //! Connections: the stores of a quorum, each with a task that connects it, and finds out when it answers again.
 
 use crate::{
+    capabilities::{common, fits},
     config::{QuorumConfig, Store},
-    error,
+    error::{down, slow},
     holds::Holds,
+    votes::most,
 };
 use dlock_core::{
-    Clock, Effect, Error, ErrorKind, Instant, LockName, RetryClass,
+    Clock, Effect, Error, ErrorKind, LockName, RetryClass,
     driver::{
-        Capabilities, DistributedLock, DriverError, Lane, Renew, Renewed, Result, Wake, WakeUp,
-        kit::{Backoff, WakeUps, again},
+        Capabilities, DistributedLock, DriverError, Finding, Lane, Result, Wake, WakeUp,
+        kit::{Backoff, WakeUps, log_findings},
     },
 };
 use futures_util::{StreamExt, future::join_all};
 use std::{
-    collections::BTreeMap,
-    fmt,
+    mem,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -28,6 +29,7 @@ use tokio::{
 };
 
 /// The stores of a quorum.
+#[derive(Debug)]
 pub(crate) struct Stores {
     pub(crate) nodes: Vec<Node>,
     pub(crate) capabilities: Capabilities,
@@ -38,6 +40,7 @@ pub(crate) struct Stores {
 }
 
 /// One store.
+#[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) label: String,
     store: Store,
@@ -53,45 +56,34 @@ impl Stores {
     /// Connects to all stores, and begins when a quorum is there.
     pub(crate) async fn connect(config: QuorumConfig) -> Result<Arc<Self>, Error> {
         let nodes: Vec<_> = config.stores.into_iter().map(Node::new).collect();
-        let connecting = nodes.iter().map(|node| async {
-            let connected = timeout(CONNECT_WITHIN, (node.store.connect)()).await;
-            connected.unwrap_or_else(|_| Err(error::slow().into()))
-        });
+        let connecting = join_all(nodes.iter().map(Node::dial)).await;
         let (mut connected, mut failures) = (Vec::new(), Vec::new());
-        for (node, connected_to) in nodes.iter().zip(join_all(connecting).await) {
-            match connected_to {
+        for (node, dialed) in nodes.iter().zip(connecting) {
+            match dialed {
                 Ok(driver) => connected.push((node, driver)),
-                // Nothing that time changes: bad settings, or a store that is not built in.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Misuse | ErrorKind::Unsupported) =>
-                {
-                    return Err(error);
-                }
+                Err(error) if !is_passing(&error) => return Err(error),
                 Err(error) => failures.push(format!("{}: {error}", node.label)),
             }
         }
-        let quorum = nodes.len() / 2 + 1;
+        let (quorum, failures) = (nodes.len() / 2 + 1, failures.join("; "));
         if connected.len() < quorum {
             let message = format!(
-                "{} of {} stores can be reached, {quorum} have to: {}",
+                "{} of {} stores can be reached, {quorum} have to: {failures}",
                 connected.len(),
-                nodes.len(),
-                failures.join("; ")
+                nodes.len()
             );
             return Err(DriverError::unavailable(message).into());
         }
-        for failure in failures {
-            tracing::warn!(target: "dlock::quorum", "a store cannot be reached yet, and is tried again: {failure}");
+        if !failures.is_empty() {
+            tracing::warn!(target: "dlock::quorum", "a store cannot be reached yet, and is tried again: {failures}");
         }
-        let each: Vec<_> = connected
-            .iter()
-            .map(|(_, driver)| driver.capabilities())
-            .collect();
-        let capabilities = common(&nodes, &each)?;
+        let mut labels: Vec<_> = nodes.iter().map(|node| node.label.as_str()).collect();
+        labels.sort_unstable();
+        let each: Vec<_> = connected.iter().map(|(_, it)| it.capabilities()).collect();
+        let capabilities = common(format!("quorum:{}", labels.join(" ")), &each)?;
         for (node, driver) in connected {
-            if let Err(why) = node.admit(driver, &capabilities, &nodes) {
-                return Err(Error::misuse(why));
-            }
+            node.admit(driver, &capabilities, &nodes)
+                .map_err(Error::misuse)?;
         }
         let stores = Arc::new(Self {
             nodes,
@@ -101,9 +93,8 @@ impl Stores {
             holds: Arc::default(),
             closed: AtomicBool::new(false),
         });
-        for at in 0..stores.nodes.len() {
-            stores.attend(at);
-        }
+        log_findings("quorum", &Ok(stores.shared_host().into_iter().collect()));
+        (0..stores.nodes.len()).for_each(|at| stores.attend(at));
         Ok(stores)
     }
 
@@ -113,7 +104,8 @@ impl Stores {
 
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        join_all(self.nodes.iter().map(Node::close)).await;
+        let drivers = self.nodes.iter().filter_map(|node| node.driver.get());
+        join_all(drivers.map(|driver| driver.close())).await;
         self.wake_ups.close();
     }
 
@@ -129,19 +121,50 @@ impl Stores {
 
     /// The stores to ask, in their order: those that answered last, or all if these are too few.
     pub(crate) fn candidates(&self) -> Vec<usize> {
-        let connected: Vec<_> = (0..self.nodes.len())
-            .filter(|at| self.nodes[*at].driver.get().is_some())
-            .collect();
-        let up: Vec<_> = connected
+        let numbers = 0..self.nodes.len();
+        let connected = numbers.filter(|at| self.nodes[*at].driver.get().is_some());
+        let connected: Vec<_> = connected.collect();
+        let up = connected
             .iter()
             .copied()
-            .filter(|at| !self.nodes[*at].is_down())
-            .collect();
-        if up.len() >= self.quorum() {
-            up
-        } else {
-            connected
+            .filter(|at| !self.nodes[*at].is_down());
+        let up: Vec<_> = up.collect();
+        match up.len() >= self.quorum() {
+            true => up,
+            false => connected,
         }
+    }
+
+    /// What each store finds of itself, and what they have in common.
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let asking = self
+            .nodes
+            .iter()
+            .map(|node| node.answer(async { node.driver()?.diagnose().await }));
+        let mut found: Vec<_> = self.shared_host().into_iter().collect();
+        for (node, answer) in self.nodes.iter().zip(join_all(asking).await) {
+            let remedy = "repair it: until then one failure more ends the quorum";
+            let its =
+                answer.unwrap_or_else(|error| vec![Finding::warning(error.to_string(), remedy)]);
+            found.extend(its.into_iter().map(|mut finding| {
+                finding.what = format!("{}: {}", node.label, finding.what);
+                finding
+            }));
+        }
+        Ok(found)
+    }
+
+    /// A host that several stores share.
+    fn shared_host(&self) -> Option<Finding> {
+        let hosts = self.nodes.iter().filter_map(|node| host(&node.label));
+        let hosts: Vec<_> = hosts.collect();
+        let host = most(&hosts)?;
+        let count = hosts.iter().filter(|its| **its == host).count();
+        let what = format!(
+            "{count} of {} stores are on the host {host}, and fail with it",
+            self.nodes.len()
+        );
+        (count > 1).then(|| Finding::warning(what, "put each store on a machine of its own"))
     }
 
     /// The task of one store. It ends with the driver.
@@ -155,14 +178,14 @@ impl Stores {
                 if node.driver.get().is_none() {
                     node.connect_again(&stores).await;
                 }
-                if node.driver.get().is_some() && !std::mem::replace(&mut hears, true) {
+                if node.driver.get().is_some() && !mem::replace(&mut hears, true) {
                     stores.listen(at);
                 }
                 let works = !node.is_down() || node.probe().await;
                 drop(stores);
                 if works {
                     backoff = Backoff::new(RETRY.0, RETRY.1);
-                    drop(timeout(LOOK_EVERY, failed.notified()).await);
+                    let _failed = timeout(LOOK_EVERY, failed.notified()).await;
                 }
                 sleep(backoff.pause()).await;
             }
@@ -171,19 +194,15 @@ impl Stores {
 
     /// Passes on the wake-ups of one store.
     fn listen(self: &Arc<Self>, at: usize) {
-        let Some(driver) = self.nodes[at]
-            .driver
-            .get()
-            .filter(|_| self.capabilities.wake != Wake::Poll)
-        else {
+        let wakes = self.capabilities.wake != Wake::Poll;
+        let Some(driver) = self.nodes[at].driver.get().filter(|_| wakes) else {
             return;
         };
         let (mut stream, stores) = (driver.wake_ups(), Arc::downgrade(self));
         tokio::spawn(async move {
-            while let Some(wake_up) = stream.next().await {
-                let Some(stores) = stores.upgrade() else {
-                    return;
-                };
+            while let Some(wake_up) = stream.next().await
+                && let Some(stores) = stores.upgrade()
+            {
                 stores.wake_ups.send(match wake_up {
                     WakeUp::Over(_) => WakeUp::Over(Lane::default()),
                     wake_up => wake_up,
@@ -209,26 +228,18 @@ impl Node {
         self.down.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn why(&self) -> String {
-        self.why
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    fn why(&self) -> MutexGuard<'_, String> {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn driver(&self) -> Result<&Arc<dyn DistributedLock>> {
-        self.driver.get().ok_or_else(|| error::down(&self.why()))
+        self.driver.get().ok_or_else(|| down(&self.why()))
     }
 
     /// The answer of a call, which shows whether the store works.
-    pub(crate) async fn ask<T, F: Future<Output = Result<T>>>(
-        &self,
-        call: impl FnOnce(Arc<dyn DistributedLock>) -> F,
-    ) -> Result<T> {
-        let driver = Arc::clone(self.driver()?);
-        let answer = timeout(ABANDON_AFTER, call(driver))
-            .await
-            .unwrap_or_else(|_| Err(error::slow()));
+    pub(crate) async fn answer<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let answer = timeout(ABANDON_AFTER, call).await;
+        let answer = answer.unwrap_or_else(|_| Err(slow()));
         match &answer {
             Err(error) if is_failure(error) => self.failed(error),
             _ => self.down.store(false, Ordering::Relaxed),
@@ -238,58 +249,26 @@ impl Node {
 
     /// It failed: it is asked again once it answered a probe.
     pub(crate) fn failed(&self, error: &DriverError) {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
+        *self.why() = error.to_string();
         if !self.down.swap(true, Ordering::Relaxed) {
             tracing::warn!(target: "dlock::quorum", store = self.label, %error, "a store of the quorum fails");
             self.failed.notify_one();
         }
     }
 
-    /// Renews a batch, by the lanes of the store.
-    pub(crate) async fn renew(
-        &self,
-        batch: &[Renew],
-        give_up: Instant,
-    ) -> Result<Vec<Result<Renewed>>> {
-        let driver = self.driver()?;
-        let mut lanes: BTreeMap<Lane, Vec<usize>> = BTreeMap::new();
-        for (at, entry) in batch.iter().enumerate() {
-            lanes.entry(driver.lane(&entry.name)).or_default().push(at);
-        }
-        let renewing = lanes.into_iter().map(|(lane, which)| async move {
-            let some: Vec<_> = which.iter().map(|at| batch[*at].clone()).collect();
-            let answers = self
-                .ask(async |driver| driver.renew(lane, &some, give_up).await)
-                .await;
-            (which, answers)
-        });
-        let mut answers: Vec<_> = batch.iter().map(|_| Err(error::slow())).collect();
-        for (which, renewed) in join_all(renewing).await {
-            match renewed {
-                Ok(renewed) => {
-                    for (at, answer) in which.into_iter().zip(renewed) {
-                        answers[at] = answer;
-                    }
-                }
-                Err(error) => which
-                    .into_iter()
-                    .for_each(|at| answers[at] = Err(again(&error))),
-            }
-        }
-        Ok(answers)
+    async fn dial(&self) -> Result<Arc<dyn DistributedLock>, Error> {
+        let connected = timeout(CONNECT_WITHIN, (self.store.connect)()).await;
+        connected.unwrap_or_else(|_| Err(slow().into()))
     }
 
     async fn connect_again(&self, stores: &Stores) {
-        let connected = timeout(CONNECT_WITHIN, (self.store.connect)()).await;
-        let refused = match connected.unwrap_or_else(|_| Err(error::slow().into())) {
-            Ok(driver) => self
-                .admit(driver, &stores.capabilities, &stores.nodes)
-                .err(),
-            Err(error) => Some(error.to_string()),
+        let admitted = match self.dial().await {
+            Ok(driver) => self.admit(driver, &stores.capabilities, &stores.nodes),
+            Err(error) => Err(error.to_string()),
         };
-        if let Some(why) = refused {
+        if let Err(why) = admitted {
             tracing::debug!(target: "dlock::quorum", store = self.label, why, "no connection yet");
-            *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+            *self.why() = why;
         }
     }
 
@@ -300,25 +279,12 @@ impl Node {
         promised: &Capabilities,
         all: &[Self],
     ) -> Result<(), String> {
+        let store = |node: &Self| Some(node.driver.get()?.capabilities().store.clone());
         let its = driver.capabilities();
-        let same = |other: &&Self| {
-            other
-                .driver
-                .get()
-                .is_some_and(|other| other.capabilities().store == its.store)
-        };
-        if let Some(other) = all.iter().find(same) {
+        if let Some(other) = all.iter().find(|it| store(it).as_ref() == Some(&its.store)) {
             return Err(format!("{} and {} are one store", self.label, other.label));
         }
-        let fits = its.raises
-            && its.late <= promised.late
-            && its.lapse <= promised.lapse
-            && its.leases.contains(promised.leases.start())
-            && its.leases.contains(promised.leases.end())
-            && its.renew_batch >= promised.renew_batch
-            && weight(its.wake) >= weight(promised.wake)
-            && (promised.session_bound || !its.session_bound);
-        if !fits {
+        if !fits(promised, its) {
             return Err(format!(
                 "{} can do less than the stores that were there first",
                 self.label
@@ -335,61 +301,12 @@ impl Node {
         let Ok(name) = LockName::new(PROBED) else {
             return false;
         };
-        let asked = self.ask(async |driver| driver.inspect(&name).await);
+        let asked = self.answer(async { self.driver()?.inspect(&name).await });
         let answers = matches!(timeout(RETRY.1, asked).await, Ok(Ok(_)));
         if answers {
             tracing::info!(target: "dlock::quorum", store = self.label, "a store of the quorum answers again");
         }
         answers
-    }
-
-    async fn close(&self) {
-        if let Some(driver) = self.driver.get() {
-            driver.close().await;
-        }
-    }
-}
-
-/// What every store can do.
-fn common(nodes: &[Node], each: &[&Capabilities]) -> Result<Capabilities, Error> {
-    if let Some(other) = each.iter().find(|its| !its.raises) {
-        return Err(DriverError::new(
-            ErrorKind::Unsupported,
-            format!(
-                "{} cannot be in a quorum: its fencing tokens cannot be raised to those of other stores, so the tokens of the \
-                 quorum would go back; an etcd or ZooKeeper cluster is a quorum by itself",
-                other.backend
-            ),
-        )
-        .into());
-    }
-    let mut labels: Vec<_> = nodes.iter().map(|node| node.label.as_str()).collect();
-    labels.sort_unstable();
-    let mut all = Capabilities::new("quorum", format!("quorum:{}", labels.join(" ")));
-    all.raises = true;
-    (all.wake, all.renew_batch) = (Wake::Queue, usize::MAX);
-    for its in each {
-        all.wake = if weight(its.wake) < weight(all.wake) {
-            its.wake
-        } else {
-            all.wake
-        };
-        all.late = all.late.max(its.late);
-        all.lapse = all.lapse.max(its.lapse);
-        all.renew_batch = all.renew_batch.min(its.renew_batch);
-        all.session_bound |= its.session_bound;
-        let (start, end) = (*all.leases.start(), *all.leases.end());
-        all.leases = start.max(*its.leases.start())..=end.min(*its.leases.end());
-    }
-    Ok(all)
-}
-
-/// A quorum wakes waiters as its weakest store does.
-fn weight(wake: Wake) -> u8 {
-    match wake {
-        Wake::Queue => 2,
-        Wake::Notify => 1,
-        _ => 0,
     }
 }
 
@@ -399,21 +316,16 @@ fn is_failure(error: &DriverError) -> bool {
         && (error.retry() == RetryClass::Later || error.effect() == Effect::Unknown)
 }
 
-impl fmt::Debug for Stores {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.nodes).finish()
-    }
+/// Whether time may help: not against bad settings, nor a store that is not built in.
+fn is_passing(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Misuse | ErrorKind::Unsupported)
 }
 
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match (self.driver.get(), self.is_down()) {
-            (None, _) => "not connected",
-            (_, true) => "down",
-            (_, false) => "up",
-        };
-        write!(f, "{} ({state})", self.label)
-    }
+/// The host in a label that is a URL.
+fn host(label: &str) -> Option<&str> {
+    let (_, rest) = label.split_once("://")?;
+    let end = rest.find(['/', ':', '?']).unwrap_or(rest.len());
+    Some(&rest[..end]).filter(|host| !host.is_empty())
 }
 
 /// One attempt to connect; a store that takes longer is tried again in the background.
@@ -423,6 +335,6 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// How often a task looks whether its driver is still in use.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// No store's client keeps a request longer.
-const ABANDON_AFTER: Duration = Duration::from_secs(30);
+pub(crate) const ABANDON_AFTER: Duration = Duration::from_secs(30);
 /// A name that a probe may read.
 const PROBED: &str = "dlock-quorum-probe";

@@ -7,16 +7,18 @@ use crate::{
     acquires::Attempt,
     calls::{Calls, LINGER},
     config::QuorumConfig,
-    connection::Stores,
+    connection::{ABANDON_AFTER, Stores},
     error::Failures,
-    renewals, snapshots,
+    renewals,
+    snapshots::{Seen, is_taken, seen},
+    votes::most,
 };
 use async_trait::async_trait;
 use dlock_core::{
     Broken, Effect, Error, ErrorKind, FencingToken, Holds, Instant, LockName, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
-        Released, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Finding, Lane, Page,
+        Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp,
     },
 };
 use futures_core::stream::BoxStream;
@@ -63,6 +65,11 @@ impl QuorumDriver {
         let stores = Stores::connect(config).await?;
         Ok(Self { stores })
     }
+
+    /// Too few stores answered to say what became of a request.
+    fn open<T>(&self, failures: Failures) -> Result<T> {
+        Err(failures.into_error(&self.stores.nodes, Effect::Unknown))
+    }
 }
 
 #[async_trait]
@@ -71,9 +78,17 @@ impl DistributedLock for QuorumDriver {
         &self.stores.capabilities
     }
 
-    /// All names share the fate of the same stores.
-    fn lane(&self, _: &LockName) -> Lane {
-        Lane::default()
+    /// Names that differ in their lanes at a store differ here, too.
+    fn lane(&self, name: &LockName) -> Lane {
+        let each = self
+            .stores
+            .nodes
+            .iter()
+            .filter_map(|node| node.driver().ok());
+        let lanes = each.map(|driver| driver.lane(name).0);
+        Lane(lanes.fold(0, |all: u32, lane| {
+            all.wrapping_mul(0x0100_0193).wrapping_add(lane)
+        }))
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
@@ -81,26 +96,20 @@ impl DistributedLock for QuorumDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        let (mut failures, mut left) = (Failures::default(), 0);
-        let mut calls = Calls::to_all(&self.stores, |driver| {
+        let (quorum, mut left) = (self.stores.quorum(), 0);
+        let calls = Calls::to_all(&self.stores, |driver| {
             let name = name.clone();
             async move { driver.leave(&name, ticket).await }
         });
-        while left < self.stores.quorum() {
-            match calls.next().await {
-                Some((_, Ok(()))) => left += 1,
-                Some((at, Err(error))) => failures.add(at, error),
-                None => {
-                    return Err(failures.into_error(
-                        &self.stores.nodes,
-                        Effect::Unknown,
-                        self.stores.quorum(),
-                    ));
-                }
-            }
+        let leaving = calls.hear(ABANDON_AFTER, Duration::ZERO, |_, ()| {
+            left += 1;
+            left >= quorum
+        });
+        let failures = leaving.await;
+        if left >= quorum {
+            return Ok(());
         }
-        calls.run_on();
-        Ok(())
+        self.open(failures)
     }
 
     async fn renew(
@@ -117,34 +126,30 @@ impl DistributedLock for QuorumDriver {
         if let Holds::One(hold) = req.holds {
             stores.holds.release(hold);
         }
-        let mut calls = Calls::to_all(stores, |driver| {
+        let calls = Calls::to_all(stores, |driver| {
             let req = req.clone();
             async move { driver.release(&req).await }
         });
-        let (mut found, mut not_held, mut failures) = (Vec::new(), Vec::new(), Failures::default());
-        let answer = loop {
-            match calls.next().await {
-                Some((_, Ok(Released::NotHeld { by }))) => not_held.push(by),
-                Some((_, Ok(released))) => found.push(released),
-                Some((at, Err(error))) => failures.add(at, error),
-                // A store that lost the hold says so; the others may not have released it yet.
-                None => break Err(failures.into_error(&stores.nodes, Effect::Unknown, quorum)),
+        let (mut found, mut not_held) = (Vec::new(), Vec::new());
+        let releasing = calls.hear(ABANDON_AFTER, Duration::ZERO, |_, released| {
+            match released {
+                Released::NotHeld { by } => not_held.push(by),
+                released => found.push(released),
             }
-            if found.len() >= quorum {
-                // Where stores differ, one had lost a hold that the others know.
-                break Ok(found
-                    .into_iter()
-                    .max_by_key(rank)
-                    .unwrap_or(Released::Freed));
-            }
-            if stores.outweighs(not_held.len()) {
-                break Ok(Released::NotHeld {
-                    by: not_held.into_iter().flatten().next(),
-                });
-            }
-        };
-        calls.run_on();
-        answer
+            found.len() >= quorum || stores.outweighs(not_held.len())
+        });
+        let failures = releasing.await;
+        if stores.outweighs(not_held.len()) {
+            let by = not_held.into_iter().flatten().next();
+            return Ok(Released::NotHeld { by });
+        }
+        // A store that lost the hold says so; the others may not have released it yet.
+        if found.len() < quorum {
+            return self.open(failures);
+        }
+        // Where stores differ, one had lost a hold that the others know.
+        let most_left = found.into_iter().max_by_key(rank);
+        Ok(most_left.unwrap_or(Released::Freed))
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
@@ -156,7 +161,7 @@ impl DistributedLock for QuorumDriver {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        Ok(snapshots::seen(&self.stores, name).await?.0)
+        Ok(seen(&self.stores, name).await?.agreed)
     }
 
     /// Walks so many stores, one after the other, that a lock which a quorum holds is on one of them.
@@ -164,62 +169,47 @@ impl DistributedLock for QuorumDriver {
         let bad = || DriverError::new(ErrorKind::Misuse, "that cursor is none of a quorum");
         let (mut at, walked, inner) = match from.map(|cursor| &cursor.0[..]) {
             None => (0, 0, None),
-            Some([at, walked, rest @ ..]) => (
-                *at,
-                *walked,
-                (!rest.is_empty()).then(|| Cursor(rest.to_vec())),
-            ),
+            Some([at, walked]) => (*at, *walked, None),
+            Some([at, walked, rest @ ..]) => (*at, *walked, Some(Cursor(rest.to_vec()))),
             Some(_) => return Err(bad()),
         };
-        let (nodes, quorum) = (&self.stores.nodes, self.stores.quorum());
+        let nodes = &self.stores.nodes;
         let mut failures = Failures::default();
         let page = loop {
             let number = usize::from(at);
             let Some(node) = nodes.get(number) else {
-                return Err(match failures.len() {
-                    0 => bad(),
-                    _ => failures.into_error(nodes, Effect::None, quorum),
-                });
+                let is_bad = failures.0.is_empty();
+                let failed = || failures.into_error(nodes, Effect::None);
+                return Err(if is_bad { bad() } else { failed() });
             };
-            match node
-                .ask(async |driver| driver.list(prefix, inner.as_ref(), limit).await)
-                .await
-            {
+            let listing = async { node.driver()?.list(prefix, inner.as_ref(), limit).await };
+            match node.answer(listing).await {
                 Ok(page) => break page,
+                // A walk that has begun is not continued elsewhere.
+                Err(error) if inner.is_some() => return Err(error),
                 Err(error) => failures.add(number, error),
             }
-            // A walk that has begun is not continued elsewhere.
-            at = if inner.is_some() { u8::MAX } else { at + 1 };
+            at += 1;
         };
-        let seen = page
+        let looking = page
             .found
             .iter()
-            .map(|found| snapshots::seen(&self.stores, &found.name));
-        let seen: Vec<_> = stream::iter(seen.collect::<Vec<_>>())
-            .buffered(INSPECTED_AT_ONCE)
-            .try_collect()
-            .await?;
-        let is_walked = |at: usize| walked >> at & 1 == 1;
-        let found = seen.into_iter().filter_map(|(snapshot, marks)| {
-            let is_held = !snapshot.holders.is_empty()
-                || snapshot.unavailable_for.is_some()
-                || snapshot.damaged.is_some();
-            let was_shown = marks
-                .iter()
-                .enumerate()
-                .any(|(at, marked)| *marked && is_walked(at));
-            (is_held && !was_shown).then_some(snapshot)
-        });
-        let found = found.collect();
+            .map(|found| seen(&self.stores, &found.name));
+        let looking = stream::iter(looking.collect::<Vec<_>>()).buffered(INSPECTED_AT_ONCE);
+        let shown: Vec<_> = looking.try_collect().await?;
+        let is_walked = |at: &usize| walked >> at & 1 == 1;
+        let is_new = |seen: &Seen| {
+            !(0..nodes.len())
+                .filter(is_walked)
+                .any(|at| seen.is_taken_at(at))
+        };
+        let new = shown.into_iter().filter(is_new).map(|seen| seen.agreed);
+        let found = new.filter(is_taken).collect();
         let done = walked | 1 << at;
+        let covered = usize::try_from(done.count_ones()).unwrap_or(0);
         let next = match page.next {
             Some(Cursor(inner)) => Some([&[at, walked], &inner[..]].concat()),
-            None if self
-                .stores
-                .outweighs(usize::try_from(done.count_ones()).unwrap_or(0)) =>
-            {
-                None
-            }
+            None if self.stores.outweighs(covered) => None,
             None => Some(vec![at + 1, done]),
         };
         Ok(Page::new(found, next.map(Cursor)))
@@ -227,46 +217,33 @@ impl DistributedLock for QuorumDriver {
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
         let (stores, quorum) = (&self.stores, self.stores.quorum());
-        let mut calls = Calls::to_all(stores, |driver| {
+        let calls = Calls::to_all(stores, |driver| {
             let name = name.clone();
             async move { driver.break_lock(&name, only).await }
         });
-        let (mut freed, mut was_free, mut changed, mut failures) =
-            (Vec::new(), 0, Vec::new(), Failures::default());
-        while let Some((at, answer)) =
-            match freed.len() + was_free < quorum && !stores.outweighs(changed.len()) {
-                true => calls.next().await,
-                false => calls.next_within(LINGER).await,
+        let (mut freed, mut was_free, mut changed) = (Vec::new(), 0, Vec::new());
+        let breaking = calls.hear(ABANDON_AFTER, LINGER, |_, broken| {
+            match broken {
+                Broken::Freed { token } => freed.push(token),
+                Broken::Changed { token } => changed.push(token),
+                _ => was_free += 1,
             }
-        {
-            match answer {
-                Ok(Broken::Freed { token }) => freed.push(token),
-                Ok(Broken::Changed { token }) => changed.push(token),
-                Ok(_) => was_free += 1,
-                Err(error) => failures.add(at, error),
-            }
-        }
-        calls.run_on();
-        let most = |tokens: Vec<Option<FencingToken>>| {
-            let count = |wanted| tokens.iter().filter(|token| **token == wanted).count();
-            tokens
-                .iter()
-                .copied()
-                .max_by_key(|token| count(*token))
-                .flatten()
-        };
+            freed.len() + was_free >= quorum || stores.outweighs(changed.len())
+        });
+        let failures = breaking.await;
         if freed.len() + was_free >= quorum {
-            return Ok(match freed.is_empty() {
-                true => Broken::WasFree,
-                false => Broken::Freed { token: most(freed) },
-            });
+            let token = most(&freed);
+            return Ok(token.map_or(Broken::WasFree, |token| Broken::Freed { token }));
         }
         if stores.outweighs(changed.len()) {
-            return Ok(Broken::Changed {
-                token: most(changed),
-            });
+            let token = most(&changed).flatten();
+            return Ok(Broken::Changed { token });
         }
-        Err(failures.into_error(&stores.nodes, Effect::Unknown, quorum))
+        self.open(failures)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.stores.diagnose().await
     }
 
     async fn close(&self) {

@@ -5,55 +5,45 @@ use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
 
 /// What went wrong at each store of one call.
 #[derive(Debug, Default)]
-pub(crate) struct Failures {
-    each: Vec<(usize, DriverError)>,
-}
+pub(crate) struct Failures(pub(crate) Vec<(usize, DriverError)>);
 
 impl Failures {
-    pub(crate) fn add(&mut self, node: usize, error: DriverError) {
-        self.each.push((node, error));
+    pub(crate) fn add(&mut self, at: usize, error: DriverError) {
+        self.0.push((at, error));
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.each.len()
+    pub(crate) fn add_slow(&mut self, open: &[usize]) {
+        self.0.extend(open.iter().map(|at| (*at, slow())));
     }
 
     /// Whether a store may have done what it did not answer.
     pub(crate) fn is_doubtful(&self) -> bool {
-        self.each
-            .iter()
-            .any(|(_, error)| error.effect() == Effect::Unknown)
+        let mut effects = self.0.iter().map(|(_, error)| error.effect());
+        effects.any(|effect| effect == Effect::Unknown)
     }
 
     /// Too few stores answered. The kind is that of a store that says more than that it is unavailable.
-    pub(crate) fn into_error(self, nodes: &[Node], effect: Effect, needed: usize) -> DriverError {
+    pub(crate) fn into_error(self, nodes: &[Node], effect: Effect) -> DriverError {
         let mut message = format!(
-            "{} of {} stores did not answer as needed, {needed} have to",
-            nodes.len().min(self.each.len()),
-            nodes.len()
+            "{} of {} stores did not answer as needed, {} have to",
+            nodes.len().min(self.0.len()),
+            nodes.len(),
+            nodes.len() / 2 + 1
         );
-        for (node, error) in &self.each {
-            message += &format!("; {}: {error}", nodes[*node].label);
+        for (at, error) in &self.0 {
+            message += &format!("; {}: {error}", nodes[*at].label);
         }
-        let all = |retry| {
-            !self.each.is_empty() && self.each.iter().all(|(_, error)| error.retry() == retry)
-        };
-        let telling = self
-            .each
-            .iter()
-            .find(|(_, error)| error.kind() != ErrorKind::Unavailable);
-        let (kind, retry) = match telling {
-            Some((_, error)) => (error.kind(), error.retry()),
-            None if all(RetryClass::Now) => (ErrorKind::Unavailable, RetryClass::Now),
-            None if all(RetryClass::Never) => (ErrorKind::Unavailable, RetryClass::Never),
-            None => (ErrorKind::Unavailable, RetryClass::Later),
-        };
-        let source = self.each.into_iter().next().map(|(_, error)| error);
+        let plain = |error: &DriverError| error.kind() == ErrorKind::Unavailable;
+        let telling = self.0.iter().find(|(_, error)| !plain(error));
+        let told = telling.or(self.0.first()).map(|(_, error)| error);
+        let (kind, retry) = told.map_or((ErrorKind::Unavailable, RetryClass::Later), |error| {
+            (error.kind(), error.retry())
+        });
         let error = DriverError::new(kind, message)
             .with_retry(retry)
             .with_effect(effect);
-        match source {
-            Some(source) => error.with_source(source),
+        match self.0.into_iter().next() {
+            Some((_, source)) => error.with_source(source),
             None => error,
         }
     }

@@ -1,69 +1,61 @@
-//! Holds under way: which acquires and renewals of this client have not ended at every store.
+//! Holds under way: which acquires and repairs of this client have not ended at every store.
 //!
-//! A store may answer an acquire, or a repair, after the client has released the hold everywhere. What it then has taken
-//! is released where it answered; no client asks for a released hold again.
+//! A store may answer one of these after the client has released the hold everywhere. What it then has taken is released
+//! where it answered; no client asks for a released hold again.
 
-use dlock_core::HoldId;
+use dlock_core::{
+    HoldId,
+    driver::{Acquire, Acquired, DistributedLock, Release, Result},
+};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
+/// For each hold with a call under way, whether it was released since.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Mutex<HashMap<HoldId, UnderWay>>);
-
-#[derive(Debug, Default)]
-struct UnderWay {
-    calls: usize,
-    released: bool,
-}
+pub(crate) struct Holds(Mutex<HashMap<HoldId, Weak<AtomicBool>>>);
 
 impl Holds {
-    /// Watches a hold until the value is dropped.
-    pub(crate) fn watch(self: &Arc<Self>, hold: HoldId) -> Watched {
-        self.lock().entry(hold).or_default().calls += 1;
-        Watched {
-            holds: Arc::clone(self),
-            hold,
+    /// Whether the hold was released, known as long as the value lives.
+    pub(crate) fn watch(&self, hold: HoldId) -> Arc<AtomicBool> {
+        let mut all = self.lock();
+        if let Some(released) = all.get(&hold).and_then(Weak::upgrade) {
+            return released;
         }
+        if all.len() == all.capacity() {
+            all.retain(|_, released| released.strong_count() > 0);
+        }
+        let released = Arc::default();
+        all.insert(hold, Arc::downgrade(&released));
+        released
     }
 
     /// From now on, what a call takes for this hold has to go.
     pub(crate) fn release(&self, hold: HoldId) {
-        if let Some(under_way) = self.lock().get_mut(&hold) {
-            under_way.released = true;
+        if let Some(released) = self.lock().get(&hold).and_then(Weak::upgrade) {
+            released.store(true, Ordering::SeqCst);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<HoldId, UnderWay>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<HoldId, Weak<AtomicBool>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A hold with a call under way.
-#[derive(Debug)]
-pub(crate) struct Watched {
-    holds: Arc<Holds>,
-    hold: HoldId,
-}
-
-impl Watched {
-    pub(crate) fn is_released(&self) -> bool {
-        self.holds
-            .lock()
-            .get(&self.hold)
-            .is_some_and(|under_way| under_way.released)
+/// Acquires at one store, and gives back what it takes of a hold that was released meanwhile.
+pub(crate) async fn acquire(
+    driver: &dyn DistributedLock,
+    req: &Acquire,
+    released: &AtomicBool,
+) -> Result<Acquired> {
+    let answer = driver.acquire(req).await;
+    if matches!(answer, Ok(Acquired::Granted(_))) && released.load(Ordering::SeqCst) {
+        let release = Release::new(req.name.clone(), req.owner, req.hold);
+        driver.release(&release).await?;
     }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        let mut all = self.holds.lock();
-        if let Some(under_way) = all.get_mut(&self.hold) {
-            under_way.calls -= 1;
-            if under_way.calls == 0 {
-                all.remove(&self.hold);
-            }
-        }
-    }
+    answer
 }

@@ -2,6 +2,7 @@
 
 mod acquires;
 mod calls;
+mod capabilities;
 mod config;
 mod connection;
 mod driver;

@@ -8,7 +8,7 @@ pub(crate) const SCHEME: &str = "quorum";
 
 /// The settings of dlock itself, and the quorum over the stores.
 pub(crate) fn split(url: &str) -> Result<(Settings, QuorumConfig), Error> {
-    let (ours, stores) = words(url)?;
+    let (ours, stores) = words(url);
     let mut settings = Settings::default();
     for word in ours {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -23,9 +23,10 @@ pub(crate) fn split(url: &str) -> Result<(Settings, QuorumConfig), Error> {
 }
 
 /// The words that are settings, and those that are URLs.
-pub(crate) fn words(url: &str) -> Result<(Vec<&str>, Vec<&str>), Error> {
-    let words = QuorumConfig::words(url)?.into_iter();
-    Ok(words.partition(|word| word.starts_with("dlock.")))
+pub(crate) fn words(url: &str) -> (Vec<&str>, Vec<&str>) {
+    let (_, words) = url.split_once(':').unwrap_or_default();
+    let words = words.split_ascii_whitespace();
+    words.partition(|word| word.starts_with("dlock."))
 }
 
 fn store(url: &str) -> Result<Store, Error> {

@@ -39,7 +39,7 @@ pub fn schema(url: &str) -> Result<Cow<'static, str>, Error> {
         #[cfg(feature = "quorum")]
         crate::majority::SCHEME => {
             let mut each: Vec<_> = Vec::new();
-            for store in crate::majority::words(url)?.1 {
+            for store in crate::majority::words(url).1 {
                 let text = schema(store)?;
                 if !each.contains(&text) {
                     each.push(text);

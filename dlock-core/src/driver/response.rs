@@ -321,7 +321,7 @@ impl Snapshot {
 /// capabilities.wake = Wake::Notify;
 /// capabilities.late = Duration::from_secs(2);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The backend, by the name of its cargo feature: `redis`, `mysql`, `zk`, ….

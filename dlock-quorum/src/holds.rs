@@ -23,7 +23,8 @@ impl Holds {
     /// Whether the hold was released, known as long as the value lives.
     pub(crate) fn watch(&self, hold: HoldId) -> Arc<AtomicBool> {
         let mut all = self.lock();
-        if let Some(released) = all.get(&hold).and_then(Weak::upgrade) {
+        let known = all.get(&hold).and_then(Weak::upgrade);
+        if let Some(released) = known.filter(|released| !released.load(Ordering::SeqCst)) {
             return released;
         }
         if all.len() == all.capacity() {

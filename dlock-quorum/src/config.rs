@@ -18,6 +18,12 @@ impl Store {
     /// The label names the store in errors and in the identity of the quorum: the same for all clients, without
     /// secrets, different from those of the other stores.
     ///
+    /// # Errors
+    /// Those of `connect` count when the quorum is connected; a store that cannot be reached is tried again.
+    ///
+    /// # Cancel safety
+    /// An attempt to connect that takes 5 s is dropped, so it must leave nothing behind in the store.
+    ///
     /// # Examples
     /// ```
     /// use dlock_quorum::Store;

@@ -128,6 +128,12 @@ mod redis {
     }
 
     #[test]
+    fn a_quorum_is_compared_with_one_server() -> Outcome {
+        let figure = figure(&["quorum-cycle", "--seconds", "0.2"], 3)?;
+        goal(&figure, "p50 ÷ dlock over one Redis").map(drop)
+    }
+
+    #[test]
     fn throughput_is_compared_with_the_textbook_lock() -> Outcome {
         let figure = figure(&["redis-throughput", "--seconds", "0.4"], 4)?;
         assert!(goal(&figure, "cycles/s ÷ textbook lock")?["value"].as_f64() > Some(0.0));

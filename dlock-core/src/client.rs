@@ -11,7 +11,7 @@ use crate::{
         metrics::Classes,
         watchdog::{self, Watchdog},
     },
-    error::Error,
+    error::{Effect, Error},
     lease::Lease,
     lock::{Lock, RwLock},
     name::LockName,
@@ -259,6 +259,39 @@ impl Client {
         Shutdown::new(Arc::clone(&self.engine), grace)
     }
 
+    /// Asks the store for an answer, for a health check: one read-only request of at most 5 s. It reads the record
+    /// of the name `dlock.ping`, which need not exist, so it needs the rights of [`Admin::inspect`](crate::Admin::inspect)
+    /// and changes nothing.
+    ///
+    /// # Errors
+    /// `Timeout` when the store did not answer, `Unavailable` when it cannot be reached or refuses. `Misuse` outside
+    /// a tokio runtime with timers.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(client: dlock_core::Client) {
+    /// let status = match client.ping().await {
+    ///     Ok(()) => 200,
+    ///     Err(error) => {
+    ///         eprintln!("{error}");
+    ///         503
+    ///     }
+    /// };
+    /// # let _ = status; }
+    /// ```
+    pub async fn ping(&self) -> Result<(), Error> {
+        let name = LockName::new(PINGED)?;
+        let driver = Arc::clone(&self.engine.driver);
+        let asked = async move { driver.inspect(&name).await };
+        let answer = self.engine.ask(Effect::None, asked).await;
+        answer
+            .map(drop)
+            .map_err(|error| error.of(self.engine.caps.backend))
+    }
+
     /// The number of acquisitions and releases that the cleanup still has to clean up.
     ///
     /// # Examples
@@ -272,6 +305,9 @@ impl Client {
         self.engine.cleanup.len()
     }
 }
+
+/// The name whose record a ping reads.
+const PINGED: &str = "dlock.ping";
 
 impl ClientBuilder {
     /// The clock that the client uses; the boot clock unless a simulation sets another.

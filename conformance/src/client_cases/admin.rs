@@ -1,9 +1,10 @@
 //! `admin` and `fencing` as a client shows them.
 
 use super::test_client::{TestClient, frees, held, stays_held};
-use crate::{Ctx, Result, case::cases, ensure, same};
-use dlock_core::{Broken, FencingToken, LockName};
+use crate::{Ctx, Failure, Result, case::cases, ensure, same};
+use dlock_core::{Broken, Effect, FencingToken, LockName, Snapshot};
 use futures_util::TryStreamExt;
+use std::time::Duration;
 
 cases! {
     [Clause::Fencing]
@@ -11,6 +12,8 @@ cases! {
     [Clause::Admin]
     a_client_shows_who_holds_a_lock_and_changes_nothing;
     a_client_breaks_the_incarnation_that_was_named;
+    a_ping_is_answered_and_changes_nothing;
+    a_ping_of_a_store_that_is_away_is_an_error_in_time needs(Network);
 }
 
 async fn guards_one_after_the_other_have_growing_tokens(ctx: Ctx) -> Result {
@@ -63,4 +66,31 @@ async fn a_client_breaks_the_incarnation_that_was_named(ctx: Ctx) -> Result {
     drop(guard);
     let broken = other.breaks(&name, None).await?;
     same("break of a free lock", broken, Broken::WasFree)
+}
+
+async fn a_ping_is_answered_and_changes_nothing(ctx: Ctx) -> Result {
+    let ([client], name, guard) = held(&ctx, TestClient::lock).await?;
+    for _ in 0..2 {
+        ctx.answered(client.inner.ping()).await??;
+    }
+    let listed = client.inner.admin().list("dlock.ping");
+    let listed: Vec<Snapshot> = listed.try_collect().await?;
+    same("what the ping left", listed.len(), 0)?;
+    same("the lock of a ping", guard.name(), &name)?;
+    frees(&ctx, guard).await
+}
+
+async fn a_ping_of_a_store_that_is_away_is_an_error_in_time(ctx: Ctx) -> Result {
+    let (client, network) = TestClient::behind_a_network(&ctx).await?;
+    ctx.answered(client.inner.ping()).await??;
+    network.down().await?;
+    let limit = Duration::from_secs(5) + ctx.answer();
+    let pinged = ctx.within("it is given up", limit, client.inner.ping());
+    let error = pinged.await?.err();
+    let error = error.ok_or_else(|| Failure::new("a store that is away answered"))?;
+    ensure(error.is_retryable(), format!("{error:?}"))?;
+    same("the effect", error.effect(), Effect::None)?;
+    network.up().await?;
+    let answers = || async { Ok(client.inner.ping().await.is_ok()) };
+    ctx.eventually("it is answered again", limit, answers).await
 }

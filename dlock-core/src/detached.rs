@@ -8,7 +8,7 @@ use crate::{
         Engine,
         call::{ATTEMPT, Call},
         hold::{First, Hold, Start},
-        metrics::HoldEnd,
+        metrics::{Class, HoldEnd},
     },
     error::{Error, ErrorKind},
     guard::Guard,
@@ -44,6 +44,8 @@ pub struct Detached {
     terms: Terms,
     first: Option<First>,
     indeterminate_until: Option<Instant>,
+    /// Of the lock that was detached; none where the hold was only written down.
+    class: Option<Class>,
 }
 
 impl Detached {
@@ -67,6 +69,7 @@ impl Detached {
             terms: lease.into(),
             first: None,
             indeterminate_until: None,
+            class: None,
         }
     }
 
@@ -81,6 +84,7 @@ impl Detached {
                 since: hold.since,
             }),
             indeterminate_until: hold.indeterminate_until,
+            class: Some(hold.class.clone()),
         }
     }
 
@@ -305,7 +309,10 @@ async fn attach(
         at,
         indeterminate_until: detached.indeterminate_until,
         ticket: None,
-        class: engine.classes.unnamed(),
+        class: detached
+            .class
+            .clone()
+            .unwrap_or_else(|| engine.classes.unnamed()),
     };
     let begun = engine.begin(start, engine.clock.now(), None);
     engine.detached().remove(&detached.hold);

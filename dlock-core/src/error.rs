@@ -47,6 +47,37 @@ pub enum ErrorKind {
     Unsupported,
 }
 
+impl ErrorKind {
+    /// One word for it, as events have it, and as a field of a response or a label of a metric may.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{ErrorKind, TimeoutPhase};
+    ///
+    /// assert_eq!(ErrorKind::ShuttingDown.as_str(), "shutting_down");
+    /// assert_eq!(ErrorKind::Timeout { phase: TimeoutPhase::Wait }.as_str(), "timeout");
+    /// assert_eq!(ErrorKind::Timeout { phase: TimeoutPhase::Request }.as_str(), "store_timeout");
+    /// ```
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Gone => "gone",
+            Self::Indeterminate => "indeterminate",
+            Self::Lost => "lost",
+            Self::Misuse => "misuse",
+            Self::NotHeld => "not_held",
+            Self::Overloaded => "overloaded",
+            Self::ShuttingDown => "shutting_down",
+            Self::Timeout {
+                phase: TimeoutPhase::Wait,
+            } => "timeout",
+            Self::Timeout { .. } => "store_timeout",
+            Self::Unavailable => "unavailable",
+            Self::Unsupported => "unsupported",
+        }
+    }
+}
+
 /// What the call was waiting for when the time was up.
 ///
 /// # Examples
@@ -132,6 +163,24 @@ pub enum LossReason {
     Session,
     /// The client was shut down and left the lock to its lease.
     Shutdown,
+}
+
+impl LossReason {
+    /// One word for it, as events and metrics have it.
+    ///
+    /// # Examples
+    /// ```
+    /// assert_eq!(dlock_core::LossReason::NotHeld.as_str(), "not_held");
+    /// ```
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Deadline => "deadline",
+            Self::NotHeld => "not_held",
+            Self::Session => "session",
+            Self::Shutdown => "shutdown",
+        }
+    }
 }
 
 impl fmt::Display for LossReason {
@@ -338,9 +387,7 @@ impl Error {
 
     /// Nothing ran that could have renewed it: not a fault of the store.
     pub(crate) fn lost_unattended() -> Self {
-        let why = " (nothing was renewed because the client's runtime did not run: it was not polled, its workers were blocked, \
-                   or the process was paused)";
-        Self::lost_because(LossReason::Deadline, why)
+        Self::lost_because(LossReason::Deadline, UNATTENDED)
     }
 
     fn lost_because(reason: LossReason, why: &str) -> Self {
@@ -623,6 +670,15 @@ impl From<NameError> for Error {
     fn from(error: NameError) -> Self {
         Self::misuse(error.to_string())
     }
+}
+
+/// Why a lock was lost that the client could not renew, although the store may have been well.
+pub(crate) const UNATTENDED: &str = " (nothing was renewed because the client's runtime did not run: it was not polled, \
+    its workers were blocked, or the process was paused)";
+
+/// A time span as a field of an event.
+pub(crate) fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Formats a time span for a message.

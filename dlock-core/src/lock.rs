@@ -380,13 +380,14 @@ impl Lock {
         let span = tracing::debug_span!(
             target: "dlock::acquire", "acquire", lock = %self.name, backend = engine.caps.backend
         );
-        let counted = CountedAcquire::new(self.class.clone(), &engine.clock);
+        let class = self.class.clone();
         async move {
+            let (counted, began) = (CountedAcquire::new(class), engine.clock.now());
             let acquired = match options {
-                Ok(options) => acquire(Arc::clone(&engine), options, wait_policy).await,
+                Ok(options) => acquire(engine, options, wait_policy, began).await,
                 Err(error) => Err(error),
             };
-            counted.ended(&acquired, &engine.clock);
+            counted.ended(&acquired, began);
             acquired
         }
         .instrument(span)

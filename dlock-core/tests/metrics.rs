@@ -95,7 +95,7 @@ async fn every_acquire_is_counted_once_with_its_outcome() -> Result<(), Error> {
     lock.acquire_timeout(SECOND).await.unwrap_err();
     let cut = time::timeout(SECOND, lock.acquire()).await;
     assert!(cut.is_err(), "cancelled while it waits");
-    drop(lock.acquire()); // never polled
+    drop(lock.acquire()); // never polled: it did nothing
     let refused = client
         .lock("orders:42")?
         .lease(Lease::fixed(Duration::ZERO));
@@ -118,7 +118,7 @@ async fn every_acquire_is_counted_once_with_its_outcome() -> Result<(), Error> {
         acquires,
         [
             ("acquired", 2.0),
-            ("cancelled", 2.0),
+            one("cancelled"),
             one("gone"),
             one("held"),
             one("refused"),
@@ -162,7 +162,7 @@ async fn every_hold_is_counted_once_with_its_end() -> Result<(), Error> {
     let counts = bench.counts();
     assert_eq!(
         counts.under("dlock_held_seconds memory "),
-        [("detached", 1.0), ("lost", 1.0), ("released", 5.0)]
+        [("detached", 1.0), ("lost", 2.0), ("released", 4.0)]
     );
     assert_eq!(
         counts.under("dlock_lost_total memory "),
@@ -181,6 +181,56 @@ async fn every_hold_is_counted_once_with_its_end() -> Result<(), Error> {
     };
     assert_eq!(of("uncertain"), Some(1.0));
     assert!(of("renewed") >= Some(4.0), "{renewals:?}");
+    let requests = counts.under("dlock_request_seconds memory ");
+    assert!(requests.contains(&("release ok", 6.0)), "{requests:?}");
+    assert!(
+        requests.iter().any(|(of, _)| *of == "renew unknown"),
+        "{requests:?}"
+    );
+    counts.nothing_is_in_a_gauge();
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cleanup_is_counted_once_with_its_end() -> Result<(), Error> {
+    let bench = Bench::new();
+    let (client, faults) = bench.client();
+    let lock = client.lock("orders:42")?;
+
+    drop(lock.acquire().await?);
+    assert_eq!(
+        bench.counts().under("gauge dlock_cleanups"),
+        [("memory", 1.0)]
+    );
+    time::sleep(SECOND).await;
+    let guard = lock.acquire().await?;
+    faults.always(Call::Release, Fault::ErrorBefore);
+    drop(guard);
+    time::sleep(LEASE * 5).await;
+
+    let counts = bench.counts();
+    assert_eq!(
+        counts.under("dlock_cleanup_total memory "),
+        [("confirmed", 1.0), ("left", 1.0)]
+    );
+    counts.nothing_is_in_a_gauge();
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_is_attached_again_keeps_its_class() -> Result<(), Error> {
+    let bench = Bench::new();
+    let (client, _) = bench.client();
+    let lock = metrics::with_local_recorder(&bench.recorder, || {
+        client.lock("orders:42").map(|lock| lock.class("orders"))
+    })?;
+    let detached = lock.acquire().await?.detach().unwrap();
+    client.attach(detached).await.unwrap().release().await?;
+    let counts = bench.counts();
+    assert_eq!(
+        counts.under("dlock_held_seconds memory "),
+        [("orders detached", 1.0), ("orders released", 1.0)]
+    );
     counts.nothing_is_in_a_gauge();
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::{
         Engine,
         call::{ATTEMPT, Call},
         hold::Hold,
+        metrics::CleanupEnd,
     },
     error::{DriverError, Effect},
     name::LockName,
@@ -147,6 +148,7 @@ impl Cleanup {
 struct Slot {
     engine: Arc<Engine>,
     id: u64,
+    end: CleanupEnd,
 }
 
 impl Slot {
@@ -158,8 +160,12 @@ impl Slot {
         let name = name.clone();
         jobs.open.insert(id, OpenJob { name, unknown });
         cleanup.unknown.fetch_add(usize::from(unknown), SeqCst);
-        let engine = Arc::clone(engine);
-        Self { engine, id }
+        engine.classes.store.cleanup_begun();
+        Self {
+            engine: Arc::clone(engine),
+            id,
+            end: CleanupEnd::Left,
+        }
     }
 }
 
@@ -171,6 +177,7 @@ impl Drop for Slot {
                 cleanup.unknown.fetch_sub(usize::from(job.unknown), SeqCst);
             }
         }
+        self.engine.classes.store.cleanup_ended(self.end);
         self.engine.is_quieter();
     }
 }
@@ -192,9 +199,9 @@ impl Engine {
         // counted.
         let unknown =
             under_way.is_some() || job.indeterminate_until.is_some() || !job.tickets.is_empty();
-        let slot = Slot::new(self, &job.name, unknown);
+        let mut slot = Slot::new(self, &job.name, unknown);
         self.calls.handle.spawn(async move {
-            slot.engine.run_job(job, under_way).await;
+            slot.end = slot.engine.run_job(job, under_way).await;
         });
     }
 
@@ -207,7 +214,11 @@ impl Engine {
         }
     }
 
-    async fn run_job(self: &Arc<Self>, mut job: CleanupJob, under_way: Option<AcquireCall>) {
+    async fn run_job(
+        self: &Arc<Self>,
+        mut job: CleanupJob,
+        under_way: Option<AcquireCall>,
+    ) -> CleanupEnd {
         let mut there = job.hold.is_some();
         self.clock.sleep_until(job.after).await;
         if let Some(mut call) = under_way {
@@ -224,21 +235,27 @@ impl Engine {
             }
         }
         let over = self.over(&job);
-        if there {
-            self.give_back(&job, over).await;
-        }
-        self.leave_lines(&job, over).await;
+        let mut confirmed = !there || self.give_back(&job, over).await;
+        confirmed &= self.leave_lines(&job, over).await;
         while let Some(until) = job.indeterminate_until.filter(|until| *until < over) {
             self.clock.sleep_until(until).await;
             let sent = self.clock.now();
-            self.give_back(&job, over).await;
-            self.leave_lines(&job, over).await;
+            confirmed = self.give_back(&job, over).await;
+            confirmed &= self.leave_lines(&job, over).await;
             let took = self.clock.now().since(sent);
             job.indeterminate_until = (took > PROMPT).then(|| self.clock.now() + self.caps.late);
+        }
+        if !confirmed {
+            tracing::debug!(
+                target: "dlock::cleanup", lock = %job.name, backend = self.caps.backend,
+                "left to its lease: the store did not confirm that it is gone"
+            );
+            return CleanupEnd::Left;
         }
         tracing::debug!(
             target: "dlock::cleanup", lock = %job.name, backend = self.caps.backend, "cleaned up"
         );
+        CleanupEnd::Confirmed
     }
 
     /// The time by which everything that the job could have left must have ended by itself.
@@ -256,17 +273,17 @@ impl Engine {
         }
     }
 
-    /// Releases until the store has answered, or there can be nothing left to release.
-    async fn give_back(self: &Arc<Self>, job: &CleanupJob, over: Instant) {
+    /// Releases until the store has answered, or there can be nothing left to release. Returns whether it has.
+    async fn give_back(self: &Arc<Self>, job: &CleanupJob, over: Instant) -> bool {
         let Some(target) = job.hold else {
-            return;
+            return true;
         };
         let mut pause = PAUSE.0;
-        while self.goes_on(job, over) {
+        while self.goes_on(over) {
             let mut request = Release::new(job.name.clone(), target.owner, target.hold);
             request.min_hold = self.rest(job.min_hold_until);
-            let give_up = self.clock.now() + ATTEMPT;
-            match self.release_once(request, give_up).await {
+            let now = self.clock.now();
+            match self.release_once(request, now, now + ATTEMPT).await {
                 Some(Ok(_)) => {
                     if let Some(held) = &job.held {
                         held.released();
@@ -274,19 +291,24 @@ impl Engine {
                     // Wakes the waiters even if the hold was no longer there: another holder may be gone by
                     // now.
                     self.wake(&job.name);
-                    return;
+                    return true;
                 }
                 Some(Err(error)) => self.report(job, &error),
                 None => {}
             }
             pause = self.pause(pause).await;
         }
+        false
     }
 
-    async fn leave_lines(self: &Arc<Self>, job: &CleanupJob, over: Instant) {
+    /// Gives up the tickets. Returns whether the store has answered for each.
+    async fn leave_lines(self: &Arc<Self>, job: &CleanupJob, over: Instant) -> bool {
         for ticket in &job.tickets {
             let mut pause = PAUSE.0;
-            while self.goes_on(job, over) {
+            loop {
+                if !self.goes_on(over) {
+                    return false;
+                }
                 let driver = Arc::clone(&self.driver);
                 let (name, ticket) = (job.name.clone(), *ticket);
                 let give_up = self.clock.now() + ATTEMPT;
@@ -301,17 +323,11 @@ impl Engine {
                 pause = self.pause(pause).await;
             }
         }
+        true
     }
 
-    fn goes_on(&self, job: &CleanupJob, over: Instant) -> bool {
-        let goes_on = self.clock.now() < over && !self.is_closed();
-        if !goes_on {
-            tracing::debug!(
-                target: "dlock::cleanup", lock = %job.name, backend = self.caps.backend,
-                "left to its lease: the store did not confirm that it is gone"
-            );
-        }
-        goes_on
+    fn goes_on(&self, over: Instant) -> bool {
+        self.clock.now() < over && !self.is_closed()
     }
 
     fn report(&self, job: &CleanupJob, error: &DriverError) {

@@ -72,7 +72,9 @@ pub(crate) struct Hold {
     key: OnceLock<Key>,
     phase: AtomicU8,
     confirmed: AtomicBool,
-    /// Its deadline came before the watchdog had marked it uncertain.
+    /// The watchdog ran too late to tell whether the store would have renewed it in time.
+    stalled: AtomicBool,
+    /// Its deadline came while the watchdog did not run.
     unattended: AtomicBool,
     deadline: AtomicU64,
     lost: Notify,
@@ -150,6 +152,7 @@ impl Hold {
             key: OnceLock::new(),
             phase: AtomicU8::new(HELD),
             confirmed: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
             unattended: AtomicBool::new(false),
             deadline: AtomicU64::new(deadline.as_nanos()),
             lost: Notify::new(),
@@ -167,6 +170,11 @@ impl Hold {
 
     pub(crate) fn lease(&self) -> Lease {
         self.terms.lease()
+    }
+
+    /// How long it has lasted for its user.
+    pub(crate) fn held_for(&self, clock: &Clock) -> Duration {
+        clock.now().since(self.since)
     }
 
     /// The end of its minimum hold, until which the lock stays unavailable after a release.
@@ -187,6 +195,11 @@ impl Hold {
             .compare_exchange(UNCERTAIN, HELD, SeqCst, SeqCst)
             .unwrap_or_else(|phase| phase);
         matches!(before, HELD | UNCERTAIN)
+    }
+
+    /// Records whether the watchdog ran too late when it last had to judge the hold.
+    pub(crate) fn stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, SeqCst);
     }
 
     pub(crate) fn doubt(&self) -> bool {
@@ -232,7 +245,8 @@ impl Hold {
         });
         // A running watchdog marks a hold uncertain long before its deadline.
         let due = self.lease().is_renewed() && self.end().is_none_or(|end| self.deadline() < end);
-        if did == Ok(HELD) && reason == LossReason::Deadline && due {
+        let unseen = did == Ok(HELD) || (did == Ok(UNCERTAIN) && self.stalled.load(SeqCst));
+        if unseen && reason == LossReason::Deadline && due {
             self.unattended.store(true, SeqCst);
         }
         if did.is_ok() {

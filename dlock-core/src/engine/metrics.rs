@@ -5,7 +5,8 @@
 
 use crate::{
     clock::{Clock, Instant},
-    error::{Error, ErrorKind, LossReason, TimeoutPhase},
+    error::{DriverError, Effect, Error, ErrorKind, LossReason, TimeoutPhase},
+    guard::Guard,
 };
 use std::time::Duration;
 #[cfg(feature = "metrics")]
@@ -56,36 +57,65 @@ pub(crate) enum ReleaseEnd {
     Dropped,
 }
 
+/// How a cleanup job ended, in the order of [`CLEANUP`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CleanupEnd {
+    Confirmed,
+    Left,
+}
+
+/// A request of the engine to its driver, in the order of [`REQUEST`].
+#[derive(Clone, Copy)]
+pub(crate) enum Op {
+    Acquire,
+    Renew,
+    Release,
+}
+
+/// The outcome of a request, in the order of [`EFFECT`].
+#[derive(Clone, Copy)]
+pub(crate) enum Answered {
+    Ok,
+    None,
+    Unknown,
+}
+
+impl Answered {
+    pub(crate) fn failed(error: &DriverError) -> Self {
+        match error.effect() {
+            Effect::None => Self::None,
+            Effect::Unknown => Self::Unknown,
+        }
+    }
+}
+
+/// The instruments of a client for its store.
+#[derive(Debug)]
+pub(crate) struct StoreMetrics(#[cfg(feature = "metrics")] StoreInstruments);
+
 /// An acquire in progress; counted as cancelled when it is dropped without an outcome.
 pub(crate) struct CountedAcquire {
     class: Class,
     outcome: AcquireOutcome,
-    #[cfg(feature = "metrics")]
-    began: Instant,
 }
 
 impl CountedAcquire {
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-    pub(crate) fn new(class: Class, clock: &Clock) -> Self {
+    pub(crate) fn new(class: Class) -> Self {
         Self {
             class,
             outcome: AcquireOutcome::Cancelled,
-            #[cfg(feature = "metrics")]
-            began: clock.now(),
         }
     }
 
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-    pub(crate) fn ended<T>(mut self, outcome: &Result<Option<T>, Error>, clock: &Clock) {
+    pub(crate) fn ended(mut self, outcome: &Result<Option<Guard>, Error>, began: Instant) {
         self.outcome = match outcome {
-            Ok(Some(_)) => AcquireOutcome::Acquired,
+            Ok(Some(guard)) => {
+                self.class.acquired(guard.hold.since.since(began));
+                AcquireOutcome::Acquired
+            }
             Ok(None) => AcquireOutcome::Held,
             Err(error) => AcquireOutcome::of(error),
         };
-        #[cfg(feature = "metrics")]
-        if outcome.as_ref().is_ok_and(Option::is_some) {
-            self.class.acquired_since(self.began, clock);
-        }
     }
 }
 
@@ -102,18 +132,35 @@ impl Drop for CountedAcquire {
     reason = "the same calls with and without the feature"
 )]
 mod off {
-    use super::{AcquireOutcome, Class, Clock, Duration, HoldEnd, Instant, LossReason, ReleaseEnd};
+    use super::{
+        AcquireOutcome, Answered, Class, CleanupEnd, Clock, DriverError, Duration, HoldEnd,
+        Instant, Op, ReleaseEnd, StoreMetrics,
+    };
 
     impl Class {
         pub(super) fn acquire(&self, _: AcquireOutcome) {}
+        pub(super) fn acquired(&self, _: Duration) {}
         pub(crate) fn waits(&self) {}
         pub(crate) fn waited(&self, _: Instant, _: &Clock) {}
         pub(crate) fn begun(&self) {}
-        pub(crate) fn ended(&self, _: HoldEnd, _: Instant, _: &Clock) {}
-        pub(crate) fn lost(&self, _: LossReason) {}
+        pub(crate) fn ended(&self, _: HoldEnd, _: Duration) {}
         pub(crate) fn renewed(&self, _: Instant, _: Duration, _: &Clock) {}
         pub(crate) fn uncertain(&self) {}
         pub(crate) fn release(&self, _: ReleaseEnd) {}
+    }
+
+    impl StoreMetrics {
+        pub(crate) fn cleanup_begun(&self) {}
+        pub(crate) fn cleanup_ended(&self, _: CleanupEnd) {}
+        pub(crate) fn request(&self, _: Op, _: Answered, _: Duration) {}
+        pub(crate) fn request_ends<T>(
+            &self,
+            _: Op,
+            _: Option<&Result<T, DriverError>>,
+            _: Instant,
+            _: &Clock,
+        ) {
+        }
     }
 }
 
@@ -146,11 +193,11 @@ const RELEASE: [&str; 6] = [
 ];
 
 #[cfg(feature = "metrics")]
-const LOST: [(LossReason, &str); 4] = [
-    (LossReason::Deadline, "deadline"),
-    (LossReason::NotHeld, "not_held"),
-    (LossReason::Session, "session"),
-    (LossReason::Shutdown, "shutdown"),
+const LOST: [LossReason; 4] = [
+    LossReason::Deadline,
+    LossReason::NotHeld,
+    LossReason::Session,
+    LossReason::Shutdown,
 ];
 
 #[cfg(feature = "metrics")]
@@ -203,12 +250,10 @@ impl Class {
                 &[backend, class, ("end", String::from(end))]
             )
         };
-        let lost = |(_, reason)| {
+        let lost = |reason: LossReason| {
             let [backend, class] = labels();
-            counter!(
-                "dlock_lost_total",
-                &[backend, class, ("reason", String::from(reason))]
-            )
+            let reason = ("reason", reason.as_str().to_owned());
+            counter!("dlock_lost_total", &[backend, class, reason])
         };
         let renew = |outcome: &str| {
             let [backend, class] = labels();
@@ -243,8 +288,8 @@ impl Class {
         self.0.acquire[outcome as usize].increment(1);
     }
 
-    fn acquired_since(&self, began: Instant, clock: &Clock) {
-        self.0.acquire_seconds.record(clock.now().since(began));
+    fn acquired(&self, within: Duration) {
+        self.0.acquire_seconds.record(within);
     }
 
     /// A task begins to wait for a lock that another owner holds.
@@ -262,19 +307,18 @@ impl Class {
         self.0.holds.increment(1.0);
     }
 
-    /// A hold ended for its client.
-    pub(crate) fn ended(&self, end: HoldEnd, since: Instant, clock: &Clock) {
+    /// A hold ended for its client after it had lasted for `held`.
+    pub(crate) fn ended(&self, end: HoldEnd, held: Duration) {
         self.0.holds.decrement(1.0);
-        let end = match end {
+        let place = match end {
             HoldEnd::Released => 0,
             HoldEnd::Lost(_) => 1,
             HoldEnd::Detached => 2,
         };
-        self.0.held_seconds[end].record(clock.now().since(since));
-    }
-
-    pub(crate) fn lost(&self, reason: LossReason) {
-        if let Some(at) = LOST.iter().position(|(of, _)| *of == reason) {
+        self.0.held_seconds[place].record(held);
+        if let HoldEnd::Lost(reason) = end
+            && let Some(at) = LOST.iter().position(|of| *of == reason)
+        {
             self.0.lost[at].increment(1);
         }
     }
@@ -297,6 +341,73 @@ impl Class {
     }
 }
 
+#[cfg(feature = "metrics")]
+const CLEANUP: [&str; 2] = ["confirmed", "left"];
+
+#[cfg(feature = "metrics")]
+const REQUEST: [&str; 3] = ["acquire", "renew", "release"];
+
+#[cfg(feature = "metrics")]
+const EFFECT: [&str; 3] = ["ok", "none", "unknown"];
+
+#[cfg(feature = "metrics")]
+struct StoreInstruments {
+    cleanups: Gauge,
+    cleanup: [Counter; CLEANUP.len()],
+    requests: [[Histogram; EFFECT.len()]; REQUEST.len()],
+}
+
+#[cfg(feature = "metrics")]
+impl StoreMetrics {
+    fn new(backend: &'static str) -> Self {
+        let request = |op| {
+            EFFECT.map(|effect| {
+                let labels = [("backend", backend), ("op", op), ("effect", effect)];
+                histogram!("dlock_request_seconds", &labels)
+            })
+        };
+        let cleanup = |outcome| {
+            let labels = [("backend", backend), ("outcome", outcome)];
+            counter!("dlock_cleanup_total", &labels)
+        };
+        Self(StoreInstruments {
+            cleanups: gauge!("dlock_cleanups", "backend" => backend),
+            cleanup: CLEANUP.map(cleanup),
+            requests: REQUEST.map(request),
+        })
+    }
+
+    pub(crate) fn cleanup_begun(&self) {
+        self.0.cleanups.increment(1.0);
+    }
+
+    pub(crate) fn cleanup_ended(&self, end: CleanupEnd) {
+        self.0.cleanups.decrement(1.0);
+        self.0.cleanup[end as usize].increment(1);
+    }
+
+    /// A request was answered, or given up, after it took so long.
+    pub(crate) fn request(&self, op: Op, answered: Answered, took: Duration) {
+        self.0.requests[op as usize][answered as usize].record(took);
+    }
+
+    /// The same at this moment. `None`: no answer in time.
+    pub(crate) fn request_ends<T>(
+        &self,
+        op: Op,
+        answer: Option<&Result<T, DriverError>>,
+        sent: Instant,
+        clock: &Clock,
+    ) {
+        let answered = match answer {
+            Some(Ok(_)) => Answered::Ok,
+            Some(Err(error)) => Answered::failed(error),
+            None => Answered::Unknown,
+        };
+        self.request(op, answered, clock.now().since(sent));
+    }
+}
+
 /// The most classes of a client: one word for each kind of lock. Any further one counts as unnamed.
 #[cfg(feature = "metrics")]
 const MOST_CLASSES: usize = 100;
@@ -306,6 +417,8 @@ const MOST_CLASSES: usize = 100;
 pub(crate) struct Classes {
     /// Of the locks for which no class is named.
     unnamed: Class,
+    /// What the client's requests are counted by, whatever the lock.
+    pub(crate) store: StoreMetrics,
     #[cfg(feature = "metrics")]
     named: Mutex<HashMap<Box<str>, Class>>,
 }
@@ -315,13 +428,17 @@ impl Classes {
     pub(crate) fn new(backend: &'static str) -> Self {
         Self {
             unnamed: Class::new(backend, ""),
+            store: StoreMetrics::new(backend),
             named: Mutex::default(),
         }
     }
 
     #[cfg(not(feature = "metrics"))]
     pub(crate) fn new(_: &'static str) -> Self {
-        Self { unnamed: Class() }
+        Self {
+            unnamed: Class(),
+            store: StoreMetrics(),
+        }
     }
 
     pub(crate) fn unnamed(&self) -> Class {
@@ -341,6 +458,13 @@ impl Classes {
         let class = Class::new(backend, name);
         named.insert(name.into(), class.clone());
         class
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl fmt::Debug for StoreInstruments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreInstruments").finish_non_exhaustive()
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
         metrics::{Classes, HoldEnd},
         watchdog::{Renewal, Watchdog, Watched},
     },
-    error::{Error, ErrorKind, LossReason},
+    error::{Error, ErrorKind, LossReason, UNATTENDED, micros},
     lease::Lease,
     name::LockName,
     owner::{HoldId, Owner},
@@ -205,13 +205,16 @@ impl Engine {
 
     /// Removes a hold that is over for this client, whatever the store says.
     pub(crate) fn leave_table(&self, hold: &Arc<Hold>, end: HoldEnd) {
-        if self.table().strike(hold) {
-            hold.class.ended(end, hold.since, &self.clock);
-            if let HoldEnd::Lost(reason) = end {
-                hold.class.lost(reason);
-            }
+        if self.strike(hold) {
+            hold.class.ended(end, hold.held_for(&self.clock));
         }
+    }
+
+    /// The same without the count of how it ended. Returns whether it was there.
+    pub(crate) fn strike(&self, hold: &Arc<Hold>) -> bool {
+        let struck = self.table().strike(hold);
         self.is_quieter();
+        struck
     }
 
     pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
@@ -219,9 +222,11 @@ impl Engine {
         self.stop_renewing(hold);
         // The guard may have noticed the deadline first, or nothing has yet.
         hold.lose(reason);
+        let unattended = hold.is_unattended();
+        let why = if unattended { UNATTENDED } else { "" };
         tracing::warn!(
             target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
-            ?reason, unattended = hold.is_unattended(), "lock lost: {reason}"
+            reason = reason.as_str(), held_us = micros(hold.held_for(&self.clock)), unattended, "lock lost: {reason}{why}"
         );
         if let Some(end) = hold.terms.end()
             && reason == LossReason::Deadline

@@ -10,9 +10,9 @@ use crate::{
         call::{ATTEMPT, Call},
         cleanup::{CleanupJob, PROMPT},
         hold::{GuardState, Hold},
-        metrics::{HoldEnd, ReleaseEnd},
+        metrics::{HoldEnd, Op, ReleaseEnd},
     },
-    error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass},
+    error::{DriverError, Effect, Error, ErrorKind, LossReason, RetryClass, micros},
 };
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
@@ -66,6 +66,9 @@ pub(crate) struct Releasing {
     /// The state in which it found the hold.
     before: GuardState,
     open: bool,
+    /// The hold was in the lock table, so this release ends it for its client.
+    ends: bool,
+    end: HoldEnd,
     counted_as: ReleaseEnd,
 }
 
@@ -75,24 +78,21 @@ impl Releasing {
         let active = Engine::active(Arc::clone(engine));
         let began = engine.clock.now();
         let before = hold.releasing(began);
-        let mut releasing = Self {
+        let (end, counted_as) = match before {
+            GuardState::Lost(reason) => (HoldEnd::Lost(reason), ReleaseEnd::Lost),
+            GuardState::Held | GuardState::Uncertain => (HoldEnd::Released, ReleaseEnd::Dropped),
+        };
+        engine.stop_renewing(hold);
+        Self {
             engine: active,
             hold: Arc::clone(hold),
             began,
             before,
             open: is_needed(hold, before, began),
-            counted_as: ReleaseEnd::Dropped,
-        };
-        engine.stop_renewing(hold);
-        let end = match before {
-            GuardState::Lost(reason) => {
-                releasing.counted_as = ReleaseEnd::Lost;
-                HoldEnd::Lost(reason)
-            }
-            GuardState::Held | GuardState::Uncertain => HoldEnd::Released,
-        };
-        engine.leave_table(hold, end);
-        releasing
+            ends: engine.strike(hold),
+            end,
+            counted_as,
+        }
     }
 
     /// The state in which the release found the hold.
@@ -121,7 +121,7 @@ impl Releasing {
         loop {
             let mut request = Release::new(self.hold.name.clone(), self.hold.owner, self.hold.id);
             request.min_hold = self.engine.rest(self.hold.min_hold_until());
-            match self.send(request, end).await {
+            match self.send(request, sent, end).await {
                 Some(Ok(released)) => return self.finish(released, unanswered, sent),
                 Some(Err(error)) => {
                     unanswered |= error.effect() == Effect::Unknown;
@@ -147,8 +147,13 @@ impl Releasing {
     }
 
     /// Sends the release once. Its next local waiter need not wait for the answer.
-    async fn send(&self, request: Release, end: Instant) -> Option<Result<Released, DriverError>> {
-        let mut answer = pin!(self.engine.release_once(request, end));
+    async fn send(
+        &self,
+        request: Release,
+        sent: Instant,
+        end: Instant,
+    ) -> Option<Result<Released, DriverError>> {
+        let mut answer = pin!(self.engine.release_once(request, sent, end));
         let mut is_sent = false;
         poll_fn(|cx| {
             let answer = answer.as_mut().poll(cx);
@@ -187,20 +192,26 @@ impl Releasing {
             },
             Released::NotHeld { .. } if found => ReleaseOutcome::Released,
             Released::NotHeld { .. } => {
+                self.end = HoldEnd::Lost(LossReason::NotHeld);
                 tracing::warn!(
                     target: "dlock::lost", lock = %self.hold.name, backend = caps.backend,
-                    owner = %self.hold.owner, "the lock was no longer held when it was released"
+                    owner = %self.hold.owner, reason = LossReason::NotHeld.as_str(), held_us = micros(self.held()),
+                    "the lock was no longer held when it was released"
                 );
-                self.hold.class.lost(LossReason::NotHeld);
                 return Err(Error::lost(LossReason::NotHeld).at(caps.backend, &self.hold.name));
             }
             released => ReleaseOutcome::of(&released),
         };
         tracing::debug!(
-            target: "dlock::release", lock = %self.hold.name, backend = caps.backend,
-            owner = %self.hold.owner, ?outcome, "released"
+            target: "dlock::release", lock = %self.hold.name, backend = caps.backend, owner = %self.hold.owner,
+            ?outcome, held_us = micros(self.held()), "released"
         );
         Ok(outcome)
+    }
+
+    /// How long the lock was held until its release began.
+    fn held(&self) -> Duration {
+        self.began.since(self.hold.since)
     }
 
     /// An unanswered copy of the acquire may still run and revive the hold. A second release follows,
@@ -250,7 +261,16 @@ fn is_needed(hold: &Hold, before: GuardState, now: Instant) -> bool {
 
 impl Drop for Releasing {
     fn drop(&mut self) {
+        if self.ends {
+            self.hold.class.ended(self.end, self.held());
+        }
         self.hold.class.release(self.counted_as);
+        if matches!(self.counted_as, ReleaseEnd::Dropped) {
+            tracing::debug!(
+                target: "dlock::release", lock = %self.hold.name, backend = self.engine.caps.backend,
+                owner = %self.hold.owner, held_us = micros(self.held()), "dropped: released in the background"
+            );
+        }
         if self.open {
             self.engine.clean_up(CleanupJob::of(&self.hold));
         }
@@ -284,17 +304,20 @@ impl Engine {
             .filter(|rest| !rest.is_zero())
     }
 
-    /// Sends one release; `None`: it was not answered by `give_up`.
+    /// Sends one release, now; `None`: it was not answered by `give_up`.
     pub(crate) async fn release_once(
         self: &Arc<Self>,
         request: Release,
+        sent: Instant,
         give_up: Instant,
     ) -> Option<Result<Released, DriverError>> {
         let driver = Arc::clone(&self.driver);
-        Call::new(&self.calls, give_up, async move {
+        let mut call = Call::new(&self.calls, give_up, async move {
             driver.release(&request).await
-        })
-        .answer()
-        .await
+        });
+        let answer = call.answer().await;
+        let store = &self.classes.store;
+        store.request_ends(Op::Release, answer.as_ref(), sent, &self.clock);
+        answer
     }
 }

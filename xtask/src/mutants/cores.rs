@@ -53,7 +53,7 @@ pub(super) const CORES: &[Core] = &[
         name: "a_cleanup_that_does_nothing",
         edits: &[Edit {
             file: "engine/cleanup.rs",
-            right: "            slot.engine.run_job(job, under_way).await;\n",
+            right: "            slot.end = slot.engine.run_job(job, under_way).await;\n",
             wrong: "            drop((slot, job, under_way));\n",
         }],
         breaks: &[

@@ -10,7 +10,7 @@ use crate::{
         cleanup::{AcquireCall, CleanupJob, Target},
         hold::Start,
         lock_table::{Granted, Tickets},
-        metrics::Class,
+        metrics::{Answered, Class},
     },
     error::{DriverError, Effect, Error, ErrorKind},
     guard::Guard,
@@ -65,6 +65,15 @@ impl Answer {
     /// Whether the store answered.
     pub(super) fn is_one(&self) -> bool {
         matches!(self, Self::Granted(..) | Self::Held(_) | Self::Gone)
+    }
+
+    /// Its outcome in the metrics.
+    pub(super) fn counted_as(&self) -> Answered {
+        match self {
+            Self::Granted(..) | Self::Held(_) | Self::Gone => Answered::Ok,
+            Self::Failed(error) => Answered::failed(error),
+            Self::Unanswered => Answered::Unknown,
+        }
     }
 }
 

@@ -11,8 +11,8 @@ mod wait_loop;
 use crate::{
     clock::Instant,
     driver::{Held, Wake},
-    engine::{Engine, lock_table::Tickets, scope},
-    error::{Error, ErrorKind, LossReason, RetryClass},
+    engine::{Engine, lock_table::Tickets, metrics::Op, scope},
+    error::{Error, ErrorKind, LossReason, RetryClass, micros},
     guard::Guard,
     name::LockName,
     options::{AcquireOptions, WaitPolicy},
@@ -32,9 +32,9 @@ pub(crate) fn acquire(
     engine: Arc<Engine>,
     options: AcquireOptions,
     wait_policy: WaitPolicy,
+    began: Instant,
 ) -> impl Future<Output = Result<Option<Guard>, Error>> + Send {
     async move {
-        let began = engine.clock.now();
         let _active = Engine::active(&*engine);
         engine.admit()?;
         let identity = engine.identify(&options)?;
@@ -66,14 +66,15 @@ pub(crate) fn acquire(
         match &acquired {
             Ok(Some(guard)) => tracing::debug!(
                 target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend,
-                owner = %identity.owner, token = %guard.token(), took = ?engine.clock.now().since(began),
-                "acquired"
+                owner = %identity.owner, token = guard.token().0,
+                took_us = micros(engine.clock.now().since(began)), "acquired"
             ),
             Ok(None) => tracing::debug!(
                 target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend, "held by another"
             ),
             Err(error) => tracing::debug!(
-                target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend, %error, "not acquired"
+                target: "dlock::acquire", lock = %options.name, backend = engine.caps.backend,
+                kind = error.kind().as_str(), %error, "not acquired"
             ),
         }
         acquired.map_err(|error| error.at(engine.caps.backend, &options.name))
@@ -115,7 +116,10 @@ async fn once(
         if answer.is_one() {
             engine.store_answers(attempt.name());
         }
+        let sent = now;
         now = engine.clock.now();
+        let store = &engine.classes.store;
+        store.request(Op::Acquire, answer.counted_as(), now.since(sent));
         match answer {
             Answer::Granted(grant, sent) => match attempt.succeed(grant, sent, now, None)? {
                 Some(guard) => return Ok(Tried::Acquired(guard)),

@@ -17,6 +17,7 @@ use crate::{
         Engine,
         caller::Caller,
         lock_table::{Granted, Queue, Seat, Tickets, Waiter},
+        metrics::Op,
     },
     error::Error,
     guard::Guard,
@@ -111,7 +112,11 @@ impl Wait {
                         answer = self.attempt.send(tickets, retry, now, self.end) => answer,
                         () = engine.shutting_down_meanwhile() => return Err(closing()),
                     };
-                    if let Some(guard) = self.judge(engine, name, answer, tickets)? {
+                    let sent = now;
+                    now = engine.clock.now();
+                    let store = &engine.classes.store;
+                    store.request(Op::Acquire, answer.counted_as(), now.since(sent));
+                    if let Some(guard) = self.judge(engine, name, answer, tickets, now)? {
                         return Ok(guard);
                     }
                 }
@@ -171,6 +176,10 @@ impl Wait {
         if self.waits_since.is_none() {
             self.waits_since = Some(now);
             self.attempt.class().waits();
+            tracing::debug!(
+                target: "dlock::acquire", lock = %self.attempt.name(), backend = self.attempt.engine().caps.backend,
+                "waiting"
+            );
         }
     }
 
@@ -180,8 +189,8 @@ impl Wait {
         name: &LockName,
         answer: Answer,
         tickets: Tickets,
+        now: Instant,
     ) -> Result<Option<Guard>, Error> {
-        let now = engine.clock.now();
         let as_head = tickets.current.is_some();
         match answer {
             Answer::Granted(grant, sent) => {

@@ -19,8 +19,10 @@ use crate::{
         Engine,
         call::Call,
         hold::{GuardState, Hold},
+        metrics::Op,
     },
-    error::{DriverError, LossReason},
+    error::{DriverError, LossReason, micros},
+    lease::Lease,
 };
 use key::Key;
 use machine::{Action, Answer, Batch, Machine};
@@ -117,15 +119,16 @@ pub(crate) async fn run(client: Weak<Engine>) {
         let Some(engine) = client.upgrade() else {
             return;
         };
-        let (actions, next) = {
+        let (actions, next, late) = {
             let mut state = engine.watchdog.state();
             let now = engine.clock.now();
+            let late = now.since(state.armed);
             let actions = state.machine.tick(now, &mut || engine.jitter());
             let used = std::mem::take(&mut state.used);
             state.armed = rests_until(state.machine.next(), used, now);
-            (actions, state.armed)
+            (actions, state.armed, late)
         };
-        perform(&engine, actions);
+        perform(&engine, actions, late);
         let clock = engine.clock.clone();
         let watchdog = Arc::clone(&engine.watchdog);
         drop(engine); // a sleeping watchdog must not keep the client alive
@@ -151,7 +154,10 @@ fn rests_until(next: Option<Instant>, used: bool, now: Instant) -> Instant {
 /// shortest leases, so that their holds need not wake the task meanwhile.
 const LINGER: Duration = Duration::from_secs(1);
 
-fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>) {
+/// Does what the machine decided on. `late`: how much later the task ran than it asked for, because its runtime did
+/// not poll it.
+fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>, late: Duration) {
+    let stalled = |hold: &Hold| late > Lease::renew_within(hold.lease().length()) / 8;
     for action in actions {
         match action {
             Action::Send(batch) => {
@@ -159,13 +165,11 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>) {
                 engine.calls.handle.spawn(renewing);
             }
             Action::Doubt(hold) => {
+                let stalled = stalled(&hold);
+                hold.stalled(stalled);
                 if hold.doubt() {
                     hold.class.uncertain();
-                    let rest = hold.deadline().since(engine.clock.now());
-                    tracing::warn!(
-                        target: "dlock::renew", lock = %hold.name, backend = engine.caps.backend,
-                        owner = %hold.owner, ?rest, "a renewal failed, or was not answered within a sixth of the lease; held until the deadline"
-                    );
+                    doubted(engine, &hold, stalled, late);
                 }
             }
             Action::Renewed(key, hold, deadline) => {
@@ -184,14 +188,35 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>) {
                     target: "dlock::renew", lock = %hold.name, backend = engine.caps.backend, "renewed"
                 );
             }
-            Action::Lost(hold, reason) => engine.lose(&hold, reason),
+            Action::Lost(hold, reason) => {
+                if stalled(&hold) {
+                    hold.stalled(true);
+                }
+                engine.lose(&hold, reason);
+            }
         }
     }
+}
+
+fn doubted(engine: &Engine, hold: &Hold, stalled: bool, late: Duration) {
+    let why = match stalled {
+        true => {
+            "the client's runtime did not run in time (it was not polled, its workers were blocked, or the process was \
+             paused)"
+        }
+        false => "a renewal failed, or was not answered within a sixth of the lease",
+    };
+    let rest = hold.deadline().since(engine.clock.now());
+    tracing::warn!(
+        target: "dlock::renew", lock = %hold.name, backend = engine.caps.backend, owner = %hold.owner,
+        rest_us = micros(rest), late_us = micros(late), stalled, "{why}; held until the deadline"
+    );
 }
 
 /// A batch of renewals in flight.
 struct Renewing {
     id: machine::BatchId,
+    sent: Instant,
     count: usize,
     call: Call<Result<Vec<Result<Renewed, DriverError>>, DriverError>>,
 }
@@ -211,6 +236,7 @@ impl Engine {
             .collect();
         Renewing {
             id,
+            sent: self.clock.now(),
             count: asked.len(),
             call: Call::new(&self.calls, give_up, async move {
                 driver.renew(lane, &asked, give_up).await
@@ -225,6 +251,9 @@ async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
     let Some(engine) = client.upgrade() else {
         return;
     };
+    let Engine { classes, clock, .. } = &*engine;
+    let store = &classes.store;
+    store.request_ends(Op::Renew, answer.as_ref(), renewing.sent, clock);
     let answers: Vec<_> = match answer {
         None => {
             engine.watchdog.state().machine.abandon(renewing.id);
@@ -244,7 +273,7 @@ async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
             .answered(renewing.id, answers, now, &mut || engine.jitter());
         (actions, state.rearm())
     };
-    perform(&engine, actions);
+    perform(&engine, actions, Duration::ZERO);
     if earlier {
         engine.watchdog.earlier.notify_one();
     }

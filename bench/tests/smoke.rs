@@ -35,7 +35,7 @@ fn goal<'a>(figure: &'a Value, what: &str) -> Result<&'a Value, Box<dyn Error>> 
 
 #[test]
 fn memory_cycle_counts_time_and_allocations() -> Outcome {
-    let figure = figure(&["memory-cycle", "--seconds", "0.1"], 3)?;
+    let figure = figure(&["memory-cycle", "--seconds", "0.1"], 4)?;
     let whole = &figure["rows"][2];
     assert!(whole["p50 µs"]["median"].as_f64() > Some(0.0), "{whole}");
     assert!(whole["allocations"].as_f64() > Some(0.0), "{whole}");

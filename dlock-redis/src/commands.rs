@@ -209,7 +209,22 @@ fn millis(span: Duration) -> u64 {
 /// Whether a field of the answer to `HELLO` has that value.
 pub(crate) fn hello_says(hello: &Value, field: &str, value: &str) -> bool {
     let word = |text: &str| Value::BulkString(text.into());
-    matches!(hello, Value::Map(said) if said.contains(&(word(field), word(value))))
+    let (field, value) = (word(field), word(value));
+    match hello {
+        Value::Map(said) => said.contains(&(field, value)),
+        // Over RESP2, which a connection of the application may speak.
+        Value::Array(said) => said
+            .chunks(2)
+            .any(|pair| *pair == [field.clone(), value.clone()]),
+        _ => false,
+    }
+}
+
+/// `HELLO` that names the connection, as `CLIENT SETNAME` does, without needing the right to that.
+pub(crate) fn hello(name: &str) -> Cmd {
+    let mut hello = redis::cmd("HELLO");
+    hello.arg(3).arg("SETNAME").arg(name);
+    hello
 }
 
 /// The text of an answer to `INFO`.

@@ -35,6 +35,13 @@ pub struct RedisConfig {
     pub(crate) acks: Acks,
 }
 
+/// The server, log-in and TLS settings of the application's client, and dlock's defaults.
+impl From<&redis::Client> for RedisConfig {
+    fn from(client: &redis::Client) -> Self {
+        Self::of(client.get_connection_info().clone())
+    }
+}
+
 impl RedisConfig {
     /// The rights that a user of the server needs, as the `ACL SETUSER` line for the default prefix.
     ///

@@ -19,8 +19,12 @@ use dlock_core::{
         kit::{Deadlines, ServerClock, log_findings},
     },
 };
-use redis::{Cmd, Pipeline, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{
+    Cmd, Pipeline, PushKind, RedisError, RedisResult, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
 use std::{
+    borrow::Cow,
     io,
     sync::{
         Arc, Weak,
@@ -30,10 +34,45 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
+/// Clones a connection of the application, which also uses it itself.
+pub(crate) type Shared = Arc<dyn Fn() -> Box<dyn ConnectionLike + Send> + Send + Sync>;
+
+/// What carries the requests.
+#[derive(Clone)]
+enum Native {
+    Own(MultiplexedConnection),
+    Shared(Shared),
+}
+
+impl Native {
+    async fn one(self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Own(mut native) => native.send_packed_command(command).await,
+            Self::Shared(clone) => clone().req_packed_command(command).await,
+        }
+    }
+
+    async fn all(self, commands: &Pipeline, skipped: usize) -> RedisResult<Vec<Value>> {
+        let answers = commands.len() - skipped;
+        match self {
+            Self::Own(mut native) => {
+                native
+                    .send_packed_commands(commands, skipped, answers)
+                    .await
+            }
+            Self::Shared(clone) => {
+                clone()
+                    .req_packed_commands(commands, skipped, answers)
+                    .await
+            }
+        }
+    }
+}
+
 /// One open connection, and what the client learned through it.
 pub(crate) struct Link {
     id: u64,
-    native: MultiplexedConnection,
+    native: Native,
     /// Dropped with the connection: the next one may reach another server.
     pub(crate) server: ServerClock,
     opened: Instant,
@@ -74,9 +113,9 @@ impl Request {
     /// the server already had output for it. So `TIME` is sent ahead of a request that should be answered
     /// last, in the same write. The answer then leaves after the notifications: its write costs more than
     /// a command, and it wakes up a client that has nothing to do beside a client that has.
-    async fn send(self, mut native: MultiplexedConnection) -> RedisResult<Reply> {
+    async fn send(self, native: Native) -> RedisResult<Reply> {
         if !self.last && self.acks.is_none() {
-            let value = native.send_packed_command(&self.cmd).await?;
+            let value = native.one(&self.cmd).await?;
             let confirmed = None;
             return Ok(Reply { value, confirmed });
         }
@@ -88,8 +127,7 @@ impl Request {
         for command in self.acks.into_iter().flat_map(|both| *both) {
             all.add_command(command);
         }
-        let answers = native.send_packed_commands(&all, skipped, all.len() - skipped);
-        let mut answers = answers.await?.into_iter();
+        let mut answers = native.all(&all, skipped).await?.into_iter();
         let value = answers.next().unwrap_or_default();
         // A mark that was refused is no write to wait for.
         let confirmed = match answers.next() {
@@ -114,6 +152,8 @@ impl From<Cmd> for Request {
 /// The connection that requests use, across reconnects.
 pub(crate) struct Connection {
     pub(crate) dialer: Arc<Dialer>,
+    /// The application's connection, where requests go over it.
+    shared: Option<Shared>,
     clock: Clock,
     /// A link is replaced wherever a request is dropped, which may be outside of any runtime.
     runtime: Handle,
@@ -125,11 +165,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) async fn open(dialer: Arc<Dialer>) -> Result<Arc<Self>> {
+    pub(crate) async fn open(dialer: Arc<Dialer>, shared: Option<Shared>) -> Result<Arc<Self>> {
         let (clock, runtime) = (Clock::boot(), Handle::current());
         let (deadlines, ringing) = Deadlines::start(&clock, &runtime);
         let connection = Arc::new(Self {
             dialer,
+            shared,
             clock,
             runtime,
             state: watch::Sender::new(State::Down(None)),
@@ -327,19 +368,22 @@ impl Connection {
     async fn attempt(self: &Arc<Self>, pause: Duration) -> Result<Link> {
         let id = self.opened.fetch_add(1, Ordering::Relaxed);
         let gone = Arc::new(AtomicBool::new(false));
-        let (shared, flag) = (Arc::downgrade(self), gone.clone());
-        let native = self.dialer.dial(move |push| {
-            if push.kind == PushKind::Disconnection {
-                flag.store(true, Ordering::SeqCst);
-                if let Some(shared) = Weak::upgrade(&shared) {
-                    shared.lost(id, None);
-                }
+        let at = &*match self.shared {
+            Some(_) => Cow::from(format!(
+                "the application's connection to {}",
+                self.dialer.at()
+            )),
+            None => Cow::from(self.dialer.at()),
+        };
+        let native = match &self.shared {
+            Some(shared) => Native::Shared(Arc::clone(shared)),
+            None => {
+                let native = self.own(id, &gone).await;
+                Native::Own(native.map_err(|cause| error::unreached(at, cause))?)
             }
-        });
-        let at = self.dialer.at();
-        let mut native = native.await.map_err(|cause| error::unreached(at, cause))?;
+        };
         let server = ServerClock::new();
-        let greeting = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
+        let greeting = tokio::time::timeout(self.dialer.within(), greet(native.clone())).await;
         let greeting = greeting.map_err(|_| error::no_greeting(at))?;
         let greeting = greeting.map_err(|cause| error::unreached(at, cause))?;
         if greeting.is_clustered {
@@ -362,6 +406,23 @@ impl Connection {
             replacing: AtomicBool::new(false),
             gone,
         })
+    }
+
+    async fn own(
+        self: &Arc<Self>,
+        id: u64,
+        gone: &Arc<AtomicBool>,
+    ) -> RedisResult<MultiplexedConnection> {
+        let (connection, flag) = (Arc::downgrade(self), Arc::clone(gone));
+        let native = self.dialer.dial(move |push| {
+            if push.kind == PushKind::Disconnection {
+                flag.store(true, Ordering::SeqCst);
+                if let Some(connection) = Weak::upgrade(&connection) {
+                    connection.lost(id, None);
+                }
+            }
+        });
+        native.await
     }
 
     /// Puts a link into use if `still` accepts the present state.
@@ -471,15 +532,17 @@ struct Greeting {
 }
 
 /// Reads the greeting, and loads the scripts, in one round trip.
-async fn greet(native: &mut MultiplexedConnection) -> RedisResult<Greeting> {
+async fn greet(native: Native) -> RedisResult<Greeting> {
     let mut greeting = redis::pipe();
-    greeting.cmd("TIME").cmd("HELLO");
+    greeting.cmd("TIME").add_command(match native {
+        Native::Own(_) => commands::hello("dlock"),
+        // It has the protocol, and the name, that its application chose.
+        Native::Shared(_) => redis::cmd("HELLO"),
+    });
     for lua in scripts::all() {
         greeting.add_command(lua.load());
     }
-    let answers = native
-        .send_packed_commands(&greeting, 0, greeting.len())
-        .await?;
+    let answers = native.all(&greeting, 0).await?;
     let answers = answers.into_iter().map(Value::extract_error);
     let answers = answers.collect::<RedisResult<Vec<_>>>()?;
     let says = |field, value| {

@@ -4,7 +4,7 @@
 use crate::{
     commands::{self, Acquisition, Breaking, Record, Refusal, Releasing},
     config::RedisConfig,
-    connection::Connection,
+    connection::{Connection, Shared},
     dialer::Dialer,
     error,
     listener::{Listener, POLL_INTERVAL, poll_at_end},
@@ -22,6 +22,7 @@ use dlock_core::{
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use redis::aio::ConnectionLike;
 use std::{sync::Arc, time::Duration};
 
 /// The driver for locks on one Redis server.
@@ -84,17 +85,21 @@ impl RedisDriver {
     /// # Ok(()) }
     /// ```
     pub async fn open(config: RedisConfig) -> Result<Self> {
+        Self::over(config, None).await
+    }
+
+    async fn over(config: RedisConfig, shared: Option<Shared>) -> Result<Self> {
         check_runtime()?;
         #[cfg(feature = "tls")]
         config.check_tls()?;
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
         let dialer = Arc::new(dialer?);
         let wake_ups = Listener::new(dialer.clone(), config.prefix().clone())?;
-        let connection = Connection::open(dialer.clone()).await?;
+        let connection = Connection::open(dialer.clone(), shared).await?;
         connection.check_settings(&config.acks).await?;
         wake_ups.ready(&connection).await?;
         let confirmed = match config.acks.are_wanted() {
-            true => Connection::open(dialer).await?,
+            true => Connection::open(dialer, None).await?,
             false => Arc::clone(&connection),
         };
         confirmed.can_confirm(&config.acks).await?;
@@ -141,6 +146,44 @@ impl RedisDriver {
     /// ```
     pub async fn from_client(client: &redis::Client, config: RedisConfig) -> Result<Self> {
         Self::open(config.at(client.get_connection_info().clone())).await
+    }
+
+    /// Sends its requests over a connection of the application: a `ConnectionManager`, a `MultiplexedConnection`, or
+    /// another one that can be cloned.
+    ///
+    /// The server of `config` must be the one of that connection, and its log-in the same: one more connection, named
+    /// `dlock-wake-ups`, listens there for wake-ups. Where `dlock.replicas` or `dlock.fsync` is set, what is to be
+    /// confirmed has a connection of its own, too, because it makes the others wait.
+    ///
+    /// What sharing costs:
+    /// - A request stands behind what the application sent before it. Behind a large reply, or a command that blocks
+    ///   such as `BLPOP`, a renewal may come too late, and the lock is lost.
+    /// - The time limit of the connection holds for dlock, too: 500 ms unless it was set. A request that meets it may
+    ///   have been executed, and is cleaned up.
+    /// - A `MultiplexedConnection` that ended stays so, and all locks are then lost. A `ConnectionManager` reconnects.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example(client: redis::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock_redis::{RedisConfig, RedisDriver};
+    ///
+    /// let connection = client.get_multiplexed_async_connection().await?;
+    /// let config = RedisConfig::from(&client);
+    /// let driver = RedisDriver::from_connection(connection.clone(), config).await?; // the application keeps its own
+    /// # Ok(()) }
+    /// ```
+    pub async fn from_connection<C>(connection: C, config: RedisConfig) -> Result<Self>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let clone = move || Box::new(connection.clone()) as Box<dyn ConnectionLike + Send>;
+        Self::over(config, Some(Arc::new(clone))).await
     }
 
     async fn snapshot(&self, name: LockName) -> Result<Snapshot> {

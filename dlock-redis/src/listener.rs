@@ -332,7 +332,16 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
         })
         .await
         .inspect_err(|_| dialer.tried(false))?;
-    let subscribed = tokio::time::timeout(dialer.within(), native.subscribe(&channel)).await;
+    let mut named = native.clone();
+    let hello = commands::hello("dlock-wake-ups");
+    let subscribed = async {
+        let (_, subscribed) = tokio::join!(
+            named.send_packed_command(&hello),
+            native.subscribe(&channel)
+        );
+        subscribed
+    };
+    let subscribed = tokio::time::timeout(dialer.within(), subscribed).await;
     let subscribed =
         subscribed.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
     dialer.tried(subscribed.is_ok());

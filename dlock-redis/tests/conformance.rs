@@ -12,7 +12,10 @@ use dlock_conformance::{
     },
 };
 use dlock_core::{LockName, driver::DistributedLock};
-use dlock_redis::RedisDriver;
+use dlock_redis::{
+    RedisConfig, RedisDriver,
+    redis::{Client, aio::ConnectionManager},
+};
 use std::{
     collections::HashMap,
     process::ExitCode,
@@ -23,6 +26,7 @@ use std::{
 fn main() -> ExitCode {
     let mut fixtures = Remote::everywhere(Redis);
     fixtures.push(Box::new(Remote::processes(Sentinel)));
+    fixtures.push(Box::new(Remote::processes(Manager)));
     let code = suite(fixtures, Mutants::Listed);
     SENTINELS.lock().expect("no start panicked").clear();
     code
@@ -114,6 +118,53 @@ impl Backend for Sentinel {
 
     async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
         Redis.connect(url).await
+    }
+
+    fn is_proxied(&self) -> bool {
+        true
+    }
+
+    fn is_short(&self) -> bool {
+        true
+    }
+
+    fn request(&self, of: Call, fault: Fault) -> Trigger {
+        Redis.request(of, fault)
+    }
+
+    async fn delete(&self, server: &RedisServer, name: &LockName) -> Result<(), Failure> {
+        Redis.delete(server, name).await
+    }
+
+    async fn flush(&self, server: &RedisServer) -> Result<(), Failure> {
+        Redis.flush(server).await
+    }
+}
+
+/// The same server, with the requests over the connection manager of an application.
+#[derive(Clone, Copy)]
+struct Manager;
+
+#[async_trait]
+impl Backend for Manager {
+    type Kind = redis::Redis;
+
+    fn name(&self) -> &'static str {
+        "redis-manager"
+    }
+
+    fn start(&self, _: Home) -> Result<RedisServer, ServerError> {
+        RedisServer::start(options())
+    }
+
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        let client = Client::open(url).map_err(Failure::new)?;
+        let config = RedisConfig::from(&client);
+        let manager = ConnectionManager::new(client).await;
+        let manager = manager.map_err(Failure::new)?;
+        Ok(Arc::new(
+            RedisDriver::from_connection(manager, config).await?,
+        ))
     }
 
     fn is_proxied(&self) -> bool {

@@ -9,4 +9,5 @@ mod damaged;
 mod foreign;
 mod pushes;
 mod server;
+mod shared;
 mod slow_disk;

@@ -21,4 +21,5 @@ mod stream;
 
 pub use config::MongoConfig;
 pub use driver::MongoDriver;
+pub use mongodb;
 pub use store::MongoStore;

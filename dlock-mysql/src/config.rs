@@ -6,7 +6,7 @@ use dlock_core::driver::{
     kit::{TableName as Table, TableSettings, split_url},
 };
 use sqlx::{
-    ConnectOptions,
+    ConnectOptions, MySqlPool,
     mysql::{MySqlConnectOptions, MySqlSslMode},
 };
 use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
@@ -285,6 +285,14 @@ const STATEMENTS: usize = 100;
 impl From<MySqlConnectOptions> for MysqlConfig {
     fn from(server: MySqlConnectOptions) -> Self {
         Self::of(server, false)
+    }
+}
+
+/// The server, log-in and TLS settings of the application's own pool. The connections are dlock's own: see
+/// [`MysqlDriver::from_pool`](crate::MysqlDriver::from_pool).
+impl From<&MySqlPool> for MysqlConfig {
+    fn from(pool: &MySqlPool) -> Self {
+        Self::from(MySqlConnectOptions::clone(&pool.connect_options()))
     }
 }
 

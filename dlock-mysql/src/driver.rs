@@ -5,6 +5,7 @@ use dlock_core::driver::{
     Result,
     kit::{RecordBacked, RecordDriver},
 };
+use sqlx::MySqlPool;
 use std::sync::atomic::Ordering;
 
 /// Locks in a table of a MySQL or MariaDB server.
@@ -61,6 +62,29 @@ impl MysqlDriver {
     /// ```
     pub async fn open(config: MysqlConfig) -> Result<Self> {
         Ok(Self(RecordDriver::new(MysqlStore::open(config).await?)))
+    }
+
+    /// Connects with the server, log-in and TLS settings of the application's own pool; for other settings see
+    /// [`MysqlConfig`].
+    ///
+    /// The connections are dlock's own. A request that waits for one of the pool's, or a renewal behind the
+    /// application's queries, would be late, and the lock lost; and dlock sets time limits for its sessions that the
+    /// application's queries must not inherit.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example(pool: dlock_mysql::sqlx::MySqlPool) -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_mysql::MysqlDriver::from_pool(&pool).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn from_pool(pool: &MySqlPool) -> Result<Self> {
+        Self::open(pool.into()).await
     }
 
     /// How often this driver repeated an attempt because of a deadlock (1213), a locked row (1205) or a

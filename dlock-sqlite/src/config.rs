@@ -5,6 +5,7 @@ use dlock_core::{
     driver::{DriverError, Result, kit::unknown_setting},
 };
 use percent_encoding::percent_decode_str;
+use sqlx::SqlitePool;
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -146,6 +147,25 @@ impl SqliteConfig {
 
 /// Settings that a URL may carry.
 const KNOWN: [&str; 2] = ["dlock.wake", "mode"];
+
+/// A file beside the database of the application's own pool, with `.dlock` behind its name: see
+/// [`SqliteDriver::from_pool`](crate::SqliteDriver::from_pool).
+impl TryFrom<&SqlitePool> for SqliteConfig {
+    type Error = DriverError;
+
+    fn try_from(pool: &SqlitePool) -> Result<Self> {
+        let options = pool.connect_options();
+        let database = options.get_filename();
+        // What sqlx calls a database without a file.
+        if database.to_string_lossy().starts_with("file:") || database == Path::new(":memory:") {
+            let message = "the pool's database is in memory, and locks need a file that every process can open";
+            return Err(misuse(message.to_owned()));
+        }
+        let mut path = database.as_os_str().to_owned();
+        path.push(".dlock");
+        Ok(Self::new(path))
+    }
+}
 
 impl FromStr for SqliteConfig {
     type Err = DriverError;

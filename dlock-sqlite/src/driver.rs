@@ -8,6 +8,7 @@ use dlock_core::{
         kit::{RecordBacked, RecordDriver},
     },
 };
+use sqlx::SqlitePool;
 
 /// Locks in a file of this machine, shared by its processes.
 ///
@@ -60,6 +61,27 @@ impl SqliteDriver {
     /// ```
     pub async fn open(config: SqliteConfig) -> Result<Self> {
         Self::open_on(config, Machine::here(Clock::boot())?).await
+    }
+
+    /// Keeps the locks in a file beside the database of the application's own pool: its name with `.dlock` behind it.
+    ///
+    /// File and connection are dlock's own. SQLite lets one transaction write to a file at a time: in the database
+    /// itself, a renewal would wait for the application's transactions, and the lock could be lost.
+    ///
+    /// # Errors
+    /// `Misuse` when the pool's database is in memory; otherwise as [`open`](Self::open).
+    ///
+    /// # Cancel safety
+    /// As [`open`](Self::open).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # async fn example(pool: dlock_sqlite::sqlx::SqlitePool) -> dlock_core::driver::Result<()> {
+    /// let driver = dlock_sqlite::SqliteDriver::from_pool(&pool).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn from_pool(pool: &SqlitePool) -> Result<Self> {
+        Self::open(pool.try_into()?).await
     }
 
     async fn open_on(config: SqliteConfig, machine: Machine) -> Result<Self> {

@@ -12,4 +12,5 @@ mod store;
 
 pub use config::{SqliteConfig, WakeBy};
 pub use driver::SqliteDriver;
+pub use sqlx;
 pub use store::SqliteStore;

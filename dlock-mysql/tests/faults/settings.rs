@@ -362,3 +362,20 @@ async fn no_password_and_no_owner_is_ever_written_down() {
         assert!(!text.contains(&ask.owner.expose().to_string()), "{text}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_of_the_application_names_the_server_and_lends_no_connection() {
+    let t = Testbed::start(&[]).await;
+    t.locker().await;
+    let options = sqlx::mysql::MySqlPoolOptions::new().max_connections(1);
+    let pool = options.connect(&t.locker_url()).await.unwrap();
+    let in_use = pool.acquire().await.unwrap();
+    let driver = MysqlDriver::from_pool(&pool).await.unwrap();
+    let ask = t.ask("a", SECOND);
+    let granted = driver.acquire(&ask).await.unwrap();
+    assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+    assert_eq!(pool.size(), 1);
+    drop(in_use);
+    let own = MysqlDriver::connect(&t.locker_url()).await.unwrap();
+    assert_eq!(own.capabilities().store, driver.capabilities().store);
+}

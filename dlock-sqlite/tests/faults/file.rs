@@ -9,13 +9,17 @@ use dlock_core::{
     Broken, Effect, ErrorKind, FencingToken, RetryClass,
     driver::{DistributedLock, Released, Renewed},
 };
-use dlock_sqlite::SqliteDriver;
+use dlock_sqlite::{
+    SqliteDriver,
+    sqlx::{SqlitePool, sqlite::SqliteConnectOptions},
+};
 use libtest_mimic::Trial;
 use std::{fs, os::unix::fs::symlink};
 
 pub(super) fn trials() -> Vec<Trial> {
     Vec::from(tests! { trial:
         every_name_of_a_file_leads_to_the_same_locks,
+        the_locks_of_a_pool_stand_beside_its_database_and_do_not_wait_for_it,
         what_is_made_is_for_its_user_alone,
         a_file_that_must_be_there_is_not_made,
         what_cannot_carry_locks_is_refused_and_left_as_it_is,
@@ -49,6 +53,25 @@ async fn every_name_of_a_file_leads_to_the_same_locks() {
     let another = open(&bed.at("another.db")).await;
     assert_ne!(another.capabilities().store, driver.capabilities().store);
     granted(&another, &acquire("a", SECOND)).await;
+}
+
+async fn the_locks_of_a_pool_stand_beside_its_database_and_do_not_wait_for_it() {
+    let bed = Bed::new();
+    let options = SqliteConnectOptions::new().filename(bed.at("app.db"));
+    let pool = SqlitePool::connect_with(options.create_if_missing(true)).await;
+    let pool = pool.unwrap();
+    let writing = pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let driver = SqliteDriver::from_pool(&pool).await.unwrap();
+    let first = acquire("a", SECOND * 30);
+    granted(&driver, &first).await;
+    frees(&driver, &first).await;
+    drop(writing);
+    let same = open(&bed.at("app.db.dlock")).await;
+    assert_eq!(same.capabilities().store, driver.capabilities().store);
+
+    let memory = SqlitePool::connect("sqlite::memory:").await.unwrap();
+    let refused = SqliteDriver::from_pool(&memory).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Misuse);
 }
 
 async fn what_is_made_is_for_its_user_alone() {

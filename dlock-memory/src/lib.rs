@@ -31,6 +31,7 @@ mod config;
 mod connection;
 mod driver;
 mod error;
+mod fake;
 mod fault;
 mod inbox;
 mod line;
@@ -38,5 +39,6 @@ mod store;
 
 pub use config::MemoryConfig;
 pub use driver::MemoryDriver;
+pub use fake::fake;
 pub use fault::{Call, Fault, FaultPlan, Faults, Rates, WakeUpFault};
 pub use store::MemoryStore;

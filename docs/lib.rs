@@ -2,6 +2,8 @@
 //! include files from above their folders.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![cfg_attr(doctest, doc = include_str!("acquiring.md"))]
+#![cfg_attr(doctest, doc = include_str!("blocking.md"))]
+#![cfg_attr(doctest, doc = include_str!("connections.md"))]
 #![cfg_attr(doctest, doc = include_str!("cron.md"))]
 #![cfg_attr(doctest, doc = include_str!("election.md"))]
 #![cfg_attr(doctest, doc = include_str!("kubernetes.md"))]

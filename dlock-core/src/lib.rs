@@ -25,6 +25,8 @@ mod options;
 mod owner;
 mod pass;
 mod random;
+#[cfg(feature = "axum")]
+mod response;
 mod runtime;
 mod set;
 mod shutdown;

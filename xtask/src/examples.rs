@@ -1,5 +1,5 @@
-//! Examples that end by themselves. Their first line says so: `// ci: run`, or `// ci: run redis` for one that gets the
-//! URL of a server in `DLOCK_URL`.
+//! Examples that end by themselves. Their first line says so: `// ci: run`, or `// ci: run redis` or `mongo` for one that
+//! gets the URL of such a server in `DLOCK_URL`.
 
 use crate::Result;
 use crate::step::{run, step};
@@ -21,16 +21,21 @@ pub(crate) fn run_all(workspace: &Workspace) -> Result {
         match needs(&fs::read_to_string(&file)?) {
             None => println!("\n-- example {name}: built, not run"),
             Some("") => step(&format!("example {name}"), || run(&mut limited))?,
-            Some("redis") => step(&format!("example {name} over Redis"), || {
-                let redis = Redis::start()?;
-                run(limited.env("DLOCK_URL", redis.url()))
-            })?,
+            Some("redis") => on(Server::redis, &name, &mut limited)?,
+            Some("mongo") => on(Server::mongo, &name, &mut limited)?,
             Some(other) => {
                 return Err(format!("{}: {other:?} is no store", file.display()).into());
             }
         }
     }
     Ok(())
+}
+
+fn on(start: fn() -> Result<Server>, name: &str, example: &mut Command) -> Result {
+    step(&format!("example {name} over a server"), || {
+        let server = start()?;
+        run(example.env("DLOCK_URL", &server.url))
+    })
 }
 
 fn files(workspace: &Workspace) -> Result<Vec<PathBuf>> {
@@ -55,48 +60,72 @@ fn needs(source: &str) -> Option<&str> {
     words.strip_prefix("ci: run").map(str::trim)
 }
 
-/// A `redis-server` on a socket in a folder of its own. It ends with this value, and with this process.
-struct Redis {
+/// A server on a socket in a folder of its own. It ends with this value, and with this process.
+struct Server {
     server: Child,
     folder: PathBuf,
+    url: String,
 }
 
-impl Redis {
-    fn start() -> Result<Self> {
-        let folder = env::temp_dir().join(format!("dlock-examples-{}", process::id()));
-        fs::create_dir_all(&folder)?;
-        let socket = Self::socket(&folder);
+impl Server {
+    fn redis() -> Result<Self> {
+        let folder = folder()?;
+        let socket = folder.join("redis.sock");
+        let mut redis = Command::new("redis-server");
+        redis.args(["--port", "0", "--save", "", "--unixsocket"]);
+        redis.arg(&socket);
+        let url = format!("redis+unix://{}", socket.display());
+        Self::start(&redis, folder, &socket, url)
+    }
+
+    /// Of the program that `conformance/images/servers.sh` names.
+    fn mongo() -> Result<Self> {
+        let folder = folder()?;
+        let socket = folder.join("mongod.sock");
+        let mut mongod = Command::new(env::var_os("MONGOD").unwrap_or_else(|| "mongod".into()));
+        mongod.arg("--quiet").arg("--dbpath").arg(&folder);
+        mongod.arg("--unixSocketPrefix").arg(&folder);
+        mongod.arg("--bind_ip").arg(&socket);
+        let host = socket.display().to_string().replace('/', "%2F");
+        let url = format!("mongodb://{host}/shop");
+        Self::start(&mongod, folder, &socket, url)
+    }
+
+    fn start(program: &Command, folder: PathBuf, socket: &Path, url: String) -> Result<Self> {
         let server = Command::new("setpriv")
-            .args(["--pdeathsig", "TERM", "redis-server", "--port", "0"])
-            .args(["--save", "", "--unixsocket"])
-            .arg(&socket)
+            .args(["--pdeathsig", "TERM"])
+            .arg(program.get_program())
+            .args(program.get_args())
             .current_dir(&folder)
             .stdout(Stdio::null())
             .spawn()?;
-        let mut redis = Self { server, folder };
+        let mut started = Self {
+            server,
+            folder,
+            url,
+        };
         let began = Instant::now();
-        while UnixStream::connect(&socket).is_err() {
-            if let Some(status) = redis.server.try_wait()? {
-                return Err(format!("redis-server: {status}").into());
+        while UnixStream::connect(socket).is_err() {
+            let name = program.get_program().display();
+            if let Some(status) = started.server.try_wait()? {
+                return Err(format!("{name}: {status}").into());
             }
             if began.elapsed() > Duration::from_secs(30) {
-                return Err("redis-server does not listen after 30 s".into());
+                return Err(format!("{name} does not listen after 30 s").into());
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Ok(redis)
-    }
-
-    fn url(&self) -> String {
-        format!("redis+unix://{}", Self::socket(&self.folder).display())
-    }
-
-    fn socket(folder: &Path) -> PathBuf {
-        folder.join("redis.sock")
+        Ok(started)
     }
 }
 
-impl Drop for Redis {
+fn folder() -> Result<PathBuf> {
+    let folder = env::temp_dir().join(format!("dlock-examples-{}", process::id()));
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+impl Drop for Server {
     fn drop(&mut self) {
         // No result is of use: the server may have ended by itself, and the folder may be gone.
         self.server.kill().ok();

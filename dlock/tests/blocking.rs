@@ -1,0 +1,250 @@
+//! `dlock::blocking`: the locks of the async API from plain threads.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use dlock::{
+    Error, ErrorKind, Lease, LossReason, ReleaseOutcome,
+    blocking::{self, Client},
+};
+use std::{
+    convert::Infallible,
+    ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+const SHORT: Duration = Duration::from_millis(600);
+
+/// What a busy machine may add.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn client(store: &str) -> Client {
+    blocking::connect(&format!("memory:blocking-{store}")).unwrap()
+}
+
+fn short(client: &Client, name: &str) -> blocking::Lock {
+    client.lock(name).unwrap().lease(Lease::renewed(SHORT))
+}
+
+#[test]
+fn a_lock_stays_held_while_its_thread_sleeps_for_many_leases() -> Result<(), Error> {
+    let (ours, theirs) = (client("sleep"), client("sleep"));
+    let guard = short(&ours, "a").acquire()?;
+    thread::sleep(SHORT * 4);
+    guard.check()?;
+    assert!(theirs.lock("a")?.try_acquire()?.is_none());
+    assert_eq!(guard.release()?, ReleaseOutcome::Released);
+    Ok(())
+}
+
+#[test]
+fn threads_exclude_each_other() -> Result<(), Error> {
+    let client = client("threads");
+    let inside = Mutex::new(());
+    let rounds = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    let guard = client.lock("a").unwrap().acquire().unwrap();
+                    let alone = inside.try_lock().expect("one thread at a time");
+                    rounds.fetch_add(1, SeqCst);
+                    drop(alone);
+                    guard.release().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(rounds.into_inner(), 100);
+    Ok(())
+}
+
+#[test]
+fn a_guard_that_is_dropped_has_released_its_lock() -> Result<(), Error> {
+    let (ours, theirs) = (client("drop"), client("drop"));
+    for _ in 0..20 {
+        drop(ours.lock("a")?.acquire()?);
+        assert!(theirs.lock("a")?.try_acquire()?.is_some());
+        drop(ours.lock_all(["a", "b"])?.acquire()?);
+        assert!(theirs.lock_all(["a", "b"])?.try_acquire()?.is_some());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_loss_ends_the_wait_for_it_and_the_release() -> Result<(), Error> {
+    let client = client("loss");
+    let guard = short(&client, "a").acquire()?;
+    assert_eq!(guard.wait_lost(Duration::from_millis(1))?, None);
+    client.block_on(client.admin().break_lock("a", None))??;
+    assert_eq!(guard.wait_lost(PATIENCE)?, Some(LossReason::NotHeld));
+    assert!(guard.check().unwrap_err().is_lost());
+    assert!(guard.release().unwrap_err().is_lost());
+    Ok(())
+}
+
+#[test]
+fn waits_are_bounded_and_say_who_holds_the_lock() -> Result<(), Error> {
+    let client = client("bounded");
+    let guard = client.lock("a")?.acquire()?;
+    let error = client.lock("a")?.acquire_timeout(Duration::from_millis(20));
+    let error = error.unwrap_err();
+    assert!(error.is_contended(), "{error}");
+    assert!(
+        error.to_string().contains(file!()),
+        "the place of the call: {error}"
+    );
+    let inner = client.lock("a")?.join(&guard.pass()?)?;
+    assert_eq!(inner.token(), guard.token());
+    assert_eq!(inner.release()?, ReleaseOutcome::StillHeld { holds: 1 });
+    Ok(())
+}
+
+#[test]
+fn readers_permits_and_sets_are_those_of_the_async_client() -> Result<(), Error> {
+    let client = client("shapes");
+    let catalog = client.rw_lock("catalog")?;
+    let readers = [catalog.read().acquire()?, catalog.read().acquire()?];
+    assert!(catalog.write().try_acquire()?.is_none());
+    drop(readers);
+    catalog.write().acquire()?.release()?;
+
+    let uploads = client.semaphore("uploads", 2)?;
+    let permits = [uploads.acquire()?, uploads.acquire()?];
+    assert!(uploads.try_acquire()?.is_none());
+    drop(permits);
+
+    let set = client.lock_all(["a", "b"])?.acquire_timeout(PATIENCE)?;
+    assert!(client.lock_all(["b", "c"])?.try_acquire()?.is_none());
+    let any = client.lock_any(["a", "c"])?.acquire()?;
+    assert_eq!(any.name().as_str(), "c");
+    let released = set.release()?;
+    assert!(
+        released.iter().all(|(_, outcome)| outcome.is_ok()),
+        "{released:?}"
+    );
+
+    client.ping()?;
+    any.release()?;
+    let report = client.shutdown(Duration::from_secs(1))?;
+    assert!(report.locks.is_empty(), "{report:?}");
+    let refused = client.lock("a")?.acquire().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ShuttingDown);
+    Ok(())
+}
+
+#[test]
+fn a_leader_uses_locks_and_a_term_that_was_lost_is_followed_by_another() -> Result<(), Error> {
+    let (client, breaker) = (client("leader"), client("leader"));
+    let mut terms = Vec::new();
+    let election = client.election("a")?.lease(Lease::renewed(SHORT));
+    let led = election.run(|term| {
+        client.lock("other").unwrap().acquire().unwrap();
+        terms.push(term.token());
+        if terms.len() == 1 {
+            breaker
+                .block_on(breaker.admin().break_lock("a", None))
+                .unwrap()
+                .unwrap();
+            while term.check().is_ok() {
+                thread::yield_now();
+            }
+        }
+        ControlFlow::Break(terms.len())
+    })?;
+    assert_eq!(led, 2, "the first term was lost");
+    assert!(terms[1] > terms[0]);
+    Ok(())
+}
+
+#[test]
+fn a_leader_that_panics_gives_the_lead_up() -> Result<(), Error> {
+    let client = client("panic");
+    let election = client.election("a")?;
+    let led = catch_unwind(AssertUnwindSafe(|| {
+        election.run(|_| -> ControlFlow<()> { panic!("of the leader") })
+    }));
+    assert!(led.is_err());
+    client.lock("a")?.acquire_timeout(PATIENCE)?.release()?;
+    Ok(())
+}
+
+#[test]
+fn a_job_runs_on_its_thread_until_the_client_is_shut_down() -> Result<(), Error> {
+    let client = client("job");
+    let job = client.job("a")?.every(Duration::from_secs(1));
+    let mut ran = 0;
+    let here = thread::current().id();
+    let ended = job.run(|term| {
+        assert_eq!(thread::current().id(), here);
+        term.check().unwrap();
+        ran += 1;
+        if ran == 2 {
+            client.shutdown(Duration::ZERO).unwrap();
+        }
+        Ok::<_, Infallible>(())
+    });
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::ShuttingDown);
+    assert_eq!(ran, 2);
+    Ok(())
+}
+
+/// No panic and no hang, whatever the flavour of the runtime.
+#[test]
+fn every_call_inside_a_runtime_is_misuse_and_says_what_to_do() {
+    let client = client("inside");
+    let guard = client.lock("a").unwrap().acquire().unwrap();
+    let set = client.lock_all(["b", "c"]).unwrap().acquire().unwrap();
+    let (dropped, pass) = (
+        client.lock("d").unwrap().acquire().unwrap(),
+        guard.pass().unwrap(),
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let errors = runtime.block_on(async {
+        let lock = client.lock("a").unwrap();
+        drop(dropped); // in the background, then
+        [
+            blocking::connect("memory:x").unwrap_err(),
+            lock.acquire().unwrap_err(),
+            lock.acquire_timeout(SHORT).unwrap_err(),
+            lock.try_acquire().unwrap_err(),
+            lock.join(&pass).unwrap_err(),
+            guard.wait_lost(SHORT).unwrap_err(),
+            guard.release().unwrap_err(),
+            set.release().unwrap_err(),
+            client.lock_all(["b"]).unwrap().acquire().unwrap_err(),
+            client.lock_any(["b"]).unwrap().acquire().unwrap_err(),
+            client.election("e").unwrap().campaign().unwrap_err(),
+            client
+                .election("e")
+                .unwrap()
+                .run(|_| ControlFlow::Break(()))
+                .unwrap_err(),
+            client
+                .job("e")
+                .unwrap()
+                .run(|_| Ok::<_, Infallible>(()))
+                .unwrap_err(),
+            client.ping().unwrap_err(),
+            client.shutdown(SHORT).unwrap_err(),
+            client.block_on(async {}).unwrap_err(),
+        ]
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+        assert!(error.to_string().contains("async API"), "{error}");
+    }
+    for name in ["a", "b", "c", "d"] {
+        let next = client.lock(name).unwrap().acquire_timeout(PATIENCE);
+        next.unwrap_or_else(|error| panic!("released in the background: {error}"))
+            .release()
+            .unwrap();
+    }
+}

@@ -200,10 +200,6 @@ impl Election {
     /// }).await?;
     /// # Ok(()) }
     /// ```
-    #[expect(
-        clippy::future_not_send,
-        reason = "it is as much `Send` as `lead` and its future"
-    )]
     pub fn run<T, F, L>(&self, mut lead: L) -> impl Future<Output = Result<T, Error>> + use<T, F, L>
     where
         F: Future<Output = ControlFlow<T>>,
@@ -215,7 +211,7 @@ impl Election {
                 match election.campaign().await {
                     Ok(guard) => {
                         let led = Led::under(guard, &mut lead).await;
-                        if let (Ok(_), Some(guard)) = (&led.worked, led.guard) {
+                        if let Some(guard) = led.guard.filter(|_| led.worked.is_ok()) {
                             // If it fails, the lease ends the term, and the log has it.
                             drop(election.resign(guard).await);
                         }

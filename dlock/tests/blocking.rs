@@ -144,7 +144,8 @@ fn a_leader_uses_locks_and_a_term_that_was_lost_is_followed_by_another() -> Resu
     let mut terms = Vec::new();
     let election = client.election("a")?.lease(Lease::renewed(SHORT));
     let led = election.run(|term| {
-        client.lock("other").unwrap().acquire().unwrap();
+        let other = client.lock("other").unwrap().acquire().unwrap();
+        other.release().unwrap();
         terms.push(term.token());
         if terms.len() == 1 {
             breaker

@@ -130,6 +130,8 @@ pub struct HolderInfo {
     pub host: String,
     /// Its process id there.
     pub pid: u32,
+    /// What it says of itself, such as its job; at most 32 bytes, and often empty.
+    pub note: String,
 }
 
 impl HolderInfo {
@@ -157,17 +159,32 @@ impl HolderInfo {
     /// ```
     #[must_use]
     pub fn new(host: impl AsRef<str>, pid: u32) -> Self {
-        let mut kept = String::new();
-        for c in host.as_ref().chars() {
-            if kept.len() + c.len_utf8() > 64 {
-                break;
-            }
-            if !c.is_control() && !c.is_whitespace() {
-                kept.push(c);
-            }
+        Self {
+            host: cut(host.as_ref(), 64, char::is_whitespace),
+            pid,
+            note: String::new(),
         }
-        Self { host: kept, pid }
     }
+
+    /// Adds a note for whoever inspects the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
+    /// its control characters and the blanks round it.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// let info = HolderInfo::here().with_note("nightly report");
+    /// assert_eq!(info.note, "nightly report");
+    /// ```
+    #[must_use]
+    pub fn with_note(mut self, note: impl AsRef<str>) -> Self {
+        let kept = cut(note.as_ref(), Self::MAX_NOTE_BYTES, |_| false);
+        self.note = kept.trim().to_owned();
+        self
+    }
+
+    /// The longest note, in bytes of UTF-8.
+    pub const MAX_NOTE_BYTES: usize = 32;
 
     /// Parses what `Display` wrote. Any other text gives empty holder info.
     ///
@@ -175,22 +192,44 @@ impl HolderInfo {
     /// ```
     /// use dlock_core::HolderInfo;
     ///
-    /// let info = HolderInfo::new("web7", 4711);
+    /// let info = HolderInfo::new("web7", 4711).with_note("nightly report");
     /// assert_eq!(HolderInfo::parse(&info.to_string()), info);
     /// ```
     #[must_use]
     pub fn parse(text: &str) -> Self {
-        match text.split_once(' ').map(|(pid, host)| (pid.parse(), host)) {
-            Some((Ok(pid), host)) => Self::new(host, pid),
-            _ => Self::default(),
+        let Some((pid, rest)) = text.split_once(' ') else {
+            return Self::default();
+        };
+        let (host, note) = rest.split_once(' ').unwrap_or((rest, ""));
+        match pid.parse() {
+            Ok(pid) => Self::new(host, pid).with_note(note),
+            Err(_) => Self::default(),
         }
     }
 }
 
-/// `PID HOST`, one line: the stored form.
+/// The beginning of a text without its control characters, and without what is `unwanted`.
+fn cut(text: &str, bytes: usize, unwanted: fn(char) -> bool) -> String {
+    let mut kept = String::new();
+    for c in text.chars() {
+        if kept.len() + c.len_utf8() > bytes {
+            break;
+        }
+        if !c.is_control() && !unwanted(c) {
+            kept.push(c);
+        }
+    }
+    kept
+}
+
+/// `PID HOST`, or `PID HOST NOTE`, one line: the stored form.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.pid, self.host)
+        write!(f, "{} {}", self.pid, self.host)?;
+        match self.note.as_str() {
+            "" => Ok(()),
+            note => write!(f, " {note}"),
+        }
     }
 }
 

@@ -167,6 +167,10 @@ impl Slot {
             end: CleanupEnd::Left,
         }
     }
+
+    fn ends(&mut self, end: CleanupEnd) {
+        self.end = end;
+    }
 }
 
 impl Drop for Slot {
@@ -201,7 +205,8 @@ impl Engine {
             under_way.is_some() || job.indeterminate_until.is_some() || !job.tickets.is_empty();
         let mut slot = Slot::new(self, &job.name, unknown);
         self.calls.handle.spawn(async move {
-            slot.end = slot.engine.run_job(job, under_way).await;
+            let end = slot.engine.run_job(job, under_way).await;
+            slot.ends(end);
         });
     }
 

@@ -80,6 +80,10 @@ impl Guard {
     }
 
     /// The guard of the async API, which holds the lock from here on. Its runtime is the client's: keep the client.
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "only what consumes the guard takes it"
+    )]
     pub fn into_async(mut self) -> crate::Guard {
         let guard = self.guard.take();
         guard.expect("only what consumes the guard takes it")

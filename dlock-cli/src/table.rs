@@ -81,6 +81,6 @@ mod tests {
         assert!(header().len() <= 80);
         let name = "orders/2026-11-26/000042";
         let row = line(["4711 on web1.example.org", "59m59s", "364d23h", "64", name]);
-        assert_eq!(row.len(), 77, "{row}");
+        assert!(row.len() <= 80, "{row}");
     }
 }

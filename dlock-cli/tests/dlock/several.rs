@@ -147,7 +147,7 @@ fn what_cannot_be_held_together_is_refused() {
     args.extend(many.iter().flat_map(|other| ["--also", other]));
     args.extend([lock.as_str(), "--", "true"]);
     let out = ran(&args).expect(64);
-    assert!(out.stderr.contains("more than 64 names"), "{out:?}");
+    assert!(out.stderr.contains("at most 64 locks"), "{out:?}");
     let args = [
         "exec",
         "--min-hold",

@@ -53,8 +53,8 @@ pub(super) const CORES: &[Core] = &[
         name: "a_cleanup_that_does_nothing",
         edits: &[Edit {
             file: "engine/cleanup.rs",
-            right: "            slot.end = slot.engine.run_job(job, under_way).await;\n",
-            wrong: "            drop((slot, job, under_way));\n",
+            right: "            let end = slot.engine.run_job(job, under_way).await;\n",
+            wrong: "            drop((job, under_way)); let end = CleanupEnd::Left;\n",
         }],
         breaks: &[
             "cancel",

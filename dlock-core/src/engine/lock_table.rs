@@ -1,7 +1,7 @@
 //! Lock table: per lock name, the client's live holds and its local queue of waiters.
 //!
 //! However many tasks of a client wait for a name, the store sees one waiter. It is the head of the queue,
-//! which has the ticket and does the polling.
+//! which has the ticket and does the polling. Sharers behind it ask, too, while the lock has room for them.
 
 use crate::{
     clock::{Clock, Instant},
@@ -39,6 +39,11 @@ pub(crate) struct Queue {
     behind: BTreeMap<Seat, Arc<Waiter>>,
     /// How many seats were given out.
     seats: i64,
+    /// How many of the waiters want the lock alone.
+    alone: usize,
+    /// How many sharers behind the head may ask at once, past the queue: the lock had room for them when one was
+    /// granted it last, and none was refused since.
+    pub(crate) beside: u32,
     /// The head's ticket in the store's queue.
     pub(crate) ticket: Option<Ticket>,
     /// The ticket of the next head, once this head is granted.
@@ -90,6 +95,8 @@ pub(crate) struct Granted {
     pub(crate) shares: bool,
     /// The lock has room for the next head, too, if that is another sharer.
     pub(crate) has_room: bool,
+    /// How many waiters behind the next head may ask at once, too.
+    pub(crate) beside: u32,
     pub(crate) poll_at: Instant,
     pub(crate) now: Instant,
 }
@@ -252,8 +259,10 @@ impl LockEntry {
 }
 
 impl Queue {
-    /// Resets the queue for its first waiter, which asks at once, unless the store has just failed.
-    pub(crate) fn begin(&mut self) {
+    /// Resets the queue for its first waiter, which asks at once, unless the store has just failed, and as many
+    /// beside it.
+    pub(crate) fn begin(&mut self, beside: u32) {
+        self.beside = beside;
         self.poll_at = Instant::ORIGIN;
         self.polls = 0;
         self.woken = false;
@@ -269,6 +278,7 @@ impl Queue {
         self.seats += 1;
         let seat = Seat(self.seats);
         let waiter = Arc::clone(waiter);
+        self.alone += usize::from(!waiter.shares);
         match self.head {
             None => self.head = Some((seat, waiter)),
             Some(_) => drop(self.behind.insert(seat, waiter)),
@@ -287,11 +297,13 @@ impl Queue {
     /// Removes a waiter. Returns whether it was the head, which another waiter now is.
     pub(crate) fn remove(&mut self, seat: Seat) -> bool {
         let was_head = self.is_head(seat);
-        if was_head {
-            self.head = self.behind.pop_first();
+        let left = if was_head {
+            let next = self.behind.pop_first();
+            std::mem::replace(&mut self.head, next).map(|(_, head)| head)
         } else {
-            self.behind.remove(&seat);
-        }
+            self.behind.remove(&seat)
+        };
+        self.alone -= usize::from(left.is_some_and(|left| !left.shares));
         was_head
     }
 
@@ -323,7 +335,20 @@ impl Queue {
             unwanted.extend(self.ticket.take());
         }
         self.wake_head();
+        self.beside = waiter.beside;
+        if self.alone == 0 {
+            let beside = usize::try_from(self.beside).unwrap_or(usize::MAX);
+            let woken = self.behind.values().take(beside);
+            woken.for_each(|waiter| waiter.wake.notify_one());
+        }
         unwanted
+    }
+
+    /// Whether a sharer behind the head may ask at once. Each asks once.
+    pub(crate) fn lets_ask_beside(&mut self) -> bool {
+        let lets = self.alone == 0 && self.beside > 0;
+        self.beside -= u32::from(lets);
+        lets
     }
 
     /// Makes the head poll at once.
@@ -440,6 +465,26 @@ mod tests {
         assert!(queue.remove(d) && queue.is_head(e));
         assert!(!queue.remove(a), "it is gone already");
         assert_eq!(queue.len(), 1);
+    }
+
+    #[test]
+    fn sharers_ask_beside_the_head_while_there_is_room_and_none_waits_to_be_alone() {
+        let mut queue = Queue::default();
+        let sharer = || {
+            let shares = true;
+            Arc::new(Waiter {
+                shares,
+                ..Waiter::default()
+            })
+        };
+        queue.enter(&sharer());
+        queue.begin(2);
+        let [behind, alone] = [sharer(), Arc::default()].map(|waiter| queue.enter(&waiter));
+        assert!(!queue.lets_ask_beside(), "one wants it alone");
+        queue.remove(alone);
+        assert!(!queue.remove(behind));
+        assert!(queue.lets_ask_beside() && queue.lets_ask_beside());
+        assert!(!queue.lets_ask_beside(), "no more than that");
     }
 
     fn ticket(number: u64) -> Ticket {

@@ -192,14 +192,13 @@ impl Attempt {
         self.owner.mode() != Mode::Exclusive
     }
 
-    /// Whether a grant leaves room for another sharer.
-    pub(super) fn leaves_room(&self, grant: &Grant) -> bool {
-        let most = match self.owner.mode() {
+    /// How many may share the lock; 0: it is wanted alone.
+    pub(super) fn most(&self) -> u32 {
+        match self.owner.mode() {
             Mode::Permit { of } => of.get(),
             Mode::Shared => MAX_SHARERS,
             Mode::Exclusive => 0,
-        };
-        grant.holds.get() < most
+        }
     }
 
     fn unanswered(&mut self, give_up: Instant) {

@@ -1,6 +1,7 @@
 //! Waiting loop: one for stores that queue and notify, that only notify, and that only answer.
 //!
-//! Waiters of a client wait in a local queue, first in, first out. Only its head talks to the store. It
+//! Waiters of a client wait in a local queue, first in, first out. Only its head talks to the store, and sharers
+//! behind it once, while the store's queue has room for them. The head
 //! attempts with the queue's ticket when a wake-up came or the poll time is reached, whichever is first,
 //! and sleeps in between. A wake-up only ever triggers a poll, so one that is lost, late or wrong costs
 //! time and nothing else. A waiter that leaves passes head and ticket on.
@@ -141,8 +142,12 @@ impl Wait {
         }
         let mut table = engine.table();
         let queue = &mut table.entry(name).queue;
-        self.position.enter(queue);
+        let beside = self.beside(engine, self.attempt.most());
+        self.position.enter(queue, beside);
         if !self.position.is_head(queue) {
+            if beside > 0 && queue.lets_ask_beside() {
+                return past;
+            }
             drop(table);
             self.waits(now);
             return match self.given {
@@ -171,6 +176,15 @@ impl Wait {
         }
     }
 
+    /// How many waiters behind the head may ask at once where the lock has that much room. Only where the store
+    /// keeps a queue: elsewhere those who share write to one record, and would hold each other up.
+    fn beside(&self, engine: &Engine, room: u32) -> u32 {
+        match engine.caps.wake {
+            Wake::Queue => room.saturating_sub(1).min(BESIDE_AT_MOST),
+            _ => 0,
+        }
+    }
+
     /// Counts the task as waiting, from its first refusal or from its place behind another waiter on.
     fn waits(&mut self, now: Instant) {
         if self.waits_since.is_none() {
@@ -194,6 +208,7 @@ impl Wait {
         let as_head = tickets.current.is_some();
         match answer {
             Answer::Granted(grant, sent) => {
+                let room = self.attempt.most().saturating_sub(grant.holds.get());
                 let waiter = Granted {
                     seat: self.position.seat,
                     tickets,
@@ -201,7 +216,8 @@ impl Wait {
                     // A store without wake-ups gains nothing from being asked now.
                     queued: engine.caps.wake == Wake::Poll && !self.attempt.shares(),
                     shares: self.attempt.shares(),
-                    has_room: self.attempt.leaves_room(&grant),
+                    has_room: room > 0,
+                    beside: self.beside(engine, room),
                     poll_at: now + self.interval,
                     now,
                 };
@@ -278,7 +294,8 @@ impl Wait {
                 entry.queue.polls = entry.queue.polls.saturating_add(1);
                 entry.queue.poll_at = now + pause.max(SHORTEST);
             }
-            self.position.enter(&mut entry.queue);
+            self.position.enter(&mut entry.queue, 0);
+            entry.queue.beside = 0;
             own
         };
         self.last = Some(held);
@@ -311,9 +328,12 @@ impl Wait {
     fn retry_later(&mut self, engine: &Arc<Engine>, name: &LockName, as_head: bool, now: Instant) {
         let again = now + self.retry.pause(engine.jitter());
         self.ask_at = again;
-        if as_head && let Some(entry) = engine.table().find(name) {
-            entry.queue.poll_at = again;
-            entry.queue.not_before = again;
+        if let Some(entry) = engine.table().find(name) {
+            entry.queue.beside = 0;
+            if as_head {
+                entry.queue.poll_at = again;
+                entry.queue.not_before = again;
+            }
         }
     }
 
@@ -380,13 +400,13 @@ impl QueuePosition {
     }
 
     /// Enters the queue.
-    fn enter(&mut self, queue: &mut Queue) {
+    fn enter(&mut self, queue: &mut Queue, beside: u32) {
         if self.seat.is_some() {
             return;
         }
         self.seat = Some(queue.enter(&self.waiter));
         if queue.len() == 1 {
-            queue.begin();
+            queue.begin(beside);
         }
     }
 
@@ -405,6 +425,10 @@ impl Drop for Wait {
         self.attempt.abandon(tickets);
     }
 }
+
+/// How many sharers ask beside the head: enough to hide the latency of a store, few enough that a lock without room
+/// refuses no crowd.
+const BESIDE_AT_MOST: u32 = 16;
 
 /// The shortest pause between two polls without a wake-up.
 const SHORTEST: Duration = Duration::from_millis(1);

@@ -6,10 +6,10 @@
 //!
 //! | key | what |
 //! |---|---|
-//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → number of holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which a minimum hold keeps the lock unavailable, `~e` of a shared lock `MS OWNER`: its owner, and a time before which none of its holds ends; or only `~r` → the ticket it is reserved for, which is empty once that ticket has it |
+//! | `dlock:{E}` | the record, a hash: `<owner uuid>:0` → number of holds, `~h:<hold>` → `END NOTE`, `~t` token, `~s` the µs it began where the token does not tell, `~k` the ms until which a minimum hold keeps the lock unavailable, `~e` of a shared lock `MS OWNER END`: its owner, a time before which none of its holds ends, and the end of one of them that ends late; or only `~r` → the ticket it is reserved for, which is empty once that ticket has it |
 //! | `dlock:{E}:token` | the token given last, for 28 to 56 hours |
 //! | `dlock:{E}:line` | the queue, a sorted set: ticket → its place, the µs at which it first entered |
-//! | `dlock:{E}:ends` | a hash: ticket → `DEADLINE ACCEPT`, the ms after which its entry counts as dead and the ms that its turn lasts; `~f` is left free for a turn of Redisson's waiters |
+//! | `dlock:{E}:ends` | a hash: ticket → `DEADLINE ACCEPT`, the ms after which its entry counts as dead and the ms that its turn lasts, and behind them of a sharer its owner, and `+` if it was told to try now; `~f` is left free for a turn of Redisson's waiters |
 //!
 //! The record lives until the latest end of its living holds, until `~k` when no owner is left, or for
 //! the accept lease of `~r`. END is a hold's end in ms. `=` instead means that the hold ends with the
@@ -90,10 +90,11 @@ pub(crate) static RENEW: LazyLock<Lua> = LazyLock::new(|| Lua::new("renew"));
 pub(crate) static BREAK: LazyLock<Lua> = LazyLock::new(|| Lua::new("break"));
 pub(crate) static INSPECT: LazyLock<Lua> = LazyLock::new(|| Lua::new("inspect"));
 
-const FILES: [(&str, &str); 17] = [
+const FILES: [(&str, &str); 18] = [
     ("acquire", include_str!("lua/acquire.lua")),
     ("acquire_step", include_str!("lua/acquire_step.lua")),
     ("acquires", include_str!("lua/acquires.lua")),
+    ("admit", include_str!("lua/admit.lua")),
     ("break", include_str!("lua/break.lua")),
     ("each", include_str!("lua/each.lua")),
     ("first", include_str!("lua/first.lua")),

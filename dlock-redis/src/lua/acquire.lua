@@ -23,9 +23,9 @@
 -- is free and the queue is not empty, the client that asks enters the queue first, so that its old place counts,
 -- and then serves the queue: no client passes another.
 --
--- A sharer is an owner's further hold that passes no queue, and of which there may be more. It notifies the first
--- ticket that is left, to try now where there is room. Its holds are not read as long as the field `~e` shows that
--- none has ended: then their number is right.
+-- A sharer is an owner's further hold that passes no ticket but those of sharers of that owner which have room, too,
+-- and of which there may be more. The first that gets in notifies those at the head of the queue, to try now. Its
+-- holds are not read as long as the field `~e` shows that none has ended: then their number is right.
 --
 -- The hold is written last. A foreign key fails the script before that, and then no client holds the lock.
 local call, KEYS, ARGV, budget = redis.call, KEYS, ARGV, 32

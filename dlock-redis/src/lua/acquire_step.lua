@@ -13,14 +13,15 @@ if waited then
   if rest ~= -2 then
 --@sound
     local mine, token, till, living, dead, lone, reserved = false, false, 0, 0, {}, false, false
-    local soon, bound, whose = math.huge, string.match(marks[2] or '', '^(%d+) (.+)$')
+    local soon, bound, whose, latest = math.huge, string.match(marks[2] or '', '^(%d+) (%S+) ?(%d*)$')
+    latest = sound(latest) and tonumber(latest) or 0
     local got = sound(bound) and bound - now > 0 and call('HMGET', key, whose, '~t', hold)
     local its = got and (not got[3] and '0' or string.match(got[3], '^%d%S*'))
     if got and sound(got[1], 1) and got[1] - 0 > 0 and sound(got[2]) and sound(its) then
       mine, token, till, living, soon = whose == owner, got[2], tonumber(its), tonumber(got[1]), tonumber(bound)
       all = {whose, got[1], '~t', token}
     else
-      all = call('HGETALL', key)
+      all, latest = call('HGETALL', key), 0
       for i = 1, #all, 2 do
         local field, value = all[i], all[i + 1]
         if field == owner then mine = true
@@ -36,7 +37,7 @@ if waited then
           its = tonumber(its)
           if its <= now then dead[#dead + 1] = field
           else
-            living, soon = living + 1, math.min(soon, its)
+            living, soon, latest = living + 1, math.min(soon, its), math.max(latest, its)
             if field == hold then till = its end
           end
         end
@@ -44,7 +45,7 @@ if waited then
       if bound and living > 0 then
         if #dead > 0 then call('HDEL', key, unpack(dead)) end
         dead, bound = {}, soon
-        call('HSET', key, whose, living, '~e', soon .. ' ' .. whose)
+        call('HSET', key, whose, living, '~e', soon .. ' ' .. whose .. ' ' .. latest)
       end
     end
     if mine and token and living > 0 then
@@ -62,7 +63,10 @@ if waited then
           call('ZREM', line, me)
           call('HDEL', ends, me)
         end
-        if till == 0 and most and queued then tell(living + 1 < most and 0 or rest) end
+        if till == 0 and most and queued then
+--@admit
+          admit(most - living - 1, rest)
+        end
         local behind = follows and stand(follows, '')
         if till > 0 then
           if floor and living == 1 and floor - token > 0 then
@@ -81,9 +85,8 @@ if waited then
         local its = now + lease
         call('HSET', key, owner, living + 1, hold, its .. string.sub(note, 2))
         if lone then call('HSET', key, lone[1], lone[2]) end
-        soon = math.min(soon, its)
-        if bound and soon < tonumber(bound) or most and not bound then
-          call('HSET', key, '~e', soon .. ' ' .. owner)
+        if (most or bound) and (not bound or its < tonumber(bound) or its > latest) then
+          call('HSET', key, '~e', math.min(soon, its) .. ' ' .. owner .. ' ' .. math.max(latest, its))
         end
         if tonumber(lease) > rest then call('PEXPIRE', key, lease) end
         return {1, micros, token, living + 1, tonumber(lease), behind}
@@ -115,7 +118,8 @@ end
 if join then return {-1, micros} end
 if most and most > 1 and waited then
 --@tell
-  tell(0)
+--@admit
+  admit(most - 1, lease)
 end
 local behind = false
 if follows then

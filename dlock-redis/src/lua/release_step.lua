@@ -1,7 +1,7 @@
 -- Needs `unwaited`, true where there is no queue, and the arguments of `release.lua` by name.
 --
--- A sharer that leaves others does not walk through them, unless one may have ended or the record ends with this one:
--- in that case the end of the record is computed anew. `rest` may be some ms more than what is left.
+-- A sharer that leaves others does not walk through them, unless one may have ended or the record may end with this
+-- one: in that case the end of the record is computed anew.
 local time, now, shut = false, 0, 0
 local got = call('HMGET', key, owner, hold, '~e')
 if got[1] == '1' and got[2] and string.byte(got[2]) == 61 and not keep then
@@ -9,15 +9,17 @@ if got[1] == '1' and got[2] and string.byte(got[2]) == 61 and not keep then
 else
   time = call('TIME')
   local micros = time[1] .. string.sub('00000' .. time[2], -6)
-  local rest, left = call('PTTL', key), 0
+  local rest, left = false, 0
   now = math.floor(micros / 1000)
 --@sound
-  local bound, its = string.match(got[3] or '', '^%d+'), string.match(got[2] or '', '^%d%S*')
-  if sound(bound) and bound - now > 0 and sound(its) and its - now < rest - 10 and sound(got[1]) and not keep then
+  local bound, last = string.match(got[3] or '', '^(%d+) %S+ ?(%d*)')
+  local its = string.match(got[2] or '', '^%d%S*')
+  if sound(bound) and bound - now > 0 and sound(its) and sound(last) and its - last < 0 and sound(got[1]) and not keep then
     left = math.max(got[1] - 1, 0)
     if left > 0 then call('HDEL', key, hold) end
   end
   if left == 0 then
+    rest = call('PTTL', key)
     local all = call('HGETALL', key)
     local found, latest, soon, gone = hold == '*', 0, math.huge, {hold}
     for i = 1, #all, 2 do
@@ -41,7 +43,7 @@ else
     if left > 0 then
       call('HDEL', key, unpack(gone))
       if shut > 0 then call('HSET', key, '~k', shut) end
-      if bound then call('HSET', key, '~e', soon .. ' ' .. owner) end
+      if bound then call('HSET', key, '~e', soon .. ' ' .. owner .. ' ' .. latest) end
       call('PEXPIREAT', key, latest)
     end
   end

@@ -17,7 +17,7 @@ while budget > 0 do
   local entry = call('HGET', ends, head)
   call('HDEL', ends, head)
   if head == me then won = true break end
-  local deadline, turn = string.match(entry or '', '^(%d+) (%d+)$')
+  local deadline, turn = string.match(entry or '', '^(%d+) (%d+)')
   if deadline and deadline - now > 0 and #turn < 10 then
     tell(turn, heads[2])
     if push('T', head, ' ') > 0 then

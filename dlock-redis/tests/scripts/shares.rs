@@ -84,7 +84,7 @@ async fn a_crowd_of_sharers_is_counted_and_not_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sharer_does_not_pass_a_waiting_writer_and_those_behind_it_enter_one_by_one() {
+async fn a_sharer_does_not_pass_a_waiting_writer_and_those_behind_it_enter_in_order() {
     let t = Testbed::start();
     let [inside, writer, one, two] = [
         t.client().await,
@@ -119,7 +119,6 @@ async fn a_sharer_does_not_pass_a_waiting_writer_and_those_behind_it_enter_one_b
     assert_eq!(two.turn().await, 1);
     let beside = two.granted(&later).await;
     assert_eq!((beside.token, beside.holds.get()), (grant.token, 2));
-    assert_eq!(inside.turn().await, 1);
     assert_eq!(inside.held(&between).await.ahead, Some(0), "it stays first");
     assert_eq!(writer.held(&last).await.ahead, Some(1));
     // It gives up, and the reader behind it need not wait for its own poll.
@@ -131,6 +130,59 @@ async fn a_sharer_does_not_pass_a_waiting_writer_and_those_behind_it_enter_one_b
     }
     assert!(matches!(two.release(&later).await, Released::Freed));
     assert_eq!(t.keys().await, ["dlock:{a}:token"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_behind_a_writer_are_told_together_and_pass_each_other_and_no_writer() {
+    let t = Testbed::start();
+    let writer = t.client().await;
+    let writes = t.acquire(SECOND * 60);
+    writer.granted(&writes).await;
+    let mut readers = Vec::new();
+    for _ in 0..4 {
+        let (client, req) = (t.client().await, t.share_waits(0, 1));
+        client.held(&req).await;
+        readers.push((client, req));
+    }
+    let (later, behind) = (writer.waits(&t, 2), t.share_waits(0, 1));
+    writer.held(&later).await;
+    let last = t.client().await;
+    assert_eq!(last.held(&behind).await.ahead, Some(5));
+    writer.release(&writes).await;
+    let (first, reads) = readers.remove(0);
+    assert_eq!(first.turn().await, 1);
+    t.raw_command(&["CONFIG", "RESETSTAT"]).await;
+    let token = first.granted(&reads).await.token;
+    for (count, (client, req)) in (2..).zip(readers.iter().rev()) {
+        assert_eq!(client.turn().await, 1);
+        let grant = client.granted(req).await;
+        assert_eq!((grant.token, grant.holds.get()), (token, count));
+    }
+    assert_eq!(t.calls("publish").await, 4, "each once, and the writer");
+    assert_eq!(last.held(&behind).await.ahead, Some(1));
+    assert_eq!(t.line().await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_counts_for_its_permit_and_is_passed_where_there_is_another() {
+    let t = Testbed::start();
+    let [inside, one, two] = [t.client().await, t.client().await, t.client().await];
+    let holds_two = [t.share(2), t.share(2)];
+    for req in &holds_two {
+        inside.granted(req).await;
+    }
+    let (req, behind) = (t.share_waits(2, 1), t.share_waits(2, 1));
+    one.held(&req).await;
+    assert_eq!(two.held(&behind).await.ahead, Some(1));
+    inside.release(&holds_two[0]).await;
+    two.held(&behind).await;
+    inside.held(&t.share(2)).await;
+    inside.release(&holds_two[1]).await;
+    // Free: it is the turn of the first one, and then there is room for both.
+    two.held(&behind).await;
+    assert_eq!(holds(&one, &req).await, 1);
+    assert_eq!(holds(&two, &behind).await, 2);
+    assert!(t.line().await.is_empty() && t.ends().await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

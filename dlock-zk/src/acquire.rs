@@ -10,7 +10,7 @@ use crate::{
     seats::{Mine, Node, Phase},
 };
 use dlock_core::{
-    Effect, FencingToken, Instant, LockName,
+    Effect, FencingToken, Instant, LockName, Mode,
     driver::{Acquire, Acquired, DriverError, Held, Result},
 };
 use std::{sync::Arc, time::Duration};
@@ -291,8 +291,10 @@ impl Session {
         entered: Instant,
     ) -> Result<Step> {
         let shares = req.share().is_some();
-        let queued = line.ahead_of(node.number).zip(req.ticket.or(mine.ticket));
-        if queued.is_none() || (shares && !mine.waits) {
+        let ticket = req.ticket.or(mine.ticket);
+        let queued = line.ahead_of(node.number).zip(ticket);
+        let mut keeps_out = None;
+        if queued.is_none() || (shares && (!mine.waits || req.owner.mode() == Mode::Shared)) {
             let seen = self.look(req, line, node.number).await;
             let seen = seen.map_err(unanswered)?;
             if let Some(step) = self.itself(req, mine, &seen, line, entered).await? {
@@ -305,10 +307,12 @@ impl Session {
                 self.remove(mine).await.map_err(failed)?;
                 return Ok(Some(Acquired::Held(held)));
             }
+            keeps_out = seen.keeps_out(req).cloned();
         }
         let Some((ahead, ticket)) = queued else {
             return Ok(None);
         };
+        let ahead = keeps_out.as_ref().unwrap_or(ahead);
         self.seats.change(mine.id, |mine| {
             (mine.phase, mine.ticket) = (self.waits(), Some(ticket));
         });

@@ -196,6 +196,9 @@ pub(crate) struct Entry<'a> {
     pub(crate) door: &'a Taken,
     /// A seat of the incarnation that must not have changed.
     pub(crate) through: &'a Taken,
+    /// Others may enter by the door meanwhile. It must be of one more hold: such a node is never given to another
+    /// task, as that of a seat is.
+    pub(crate) is_open: bool,
     /// The node of the seat in which it waited.
     pub(crate) leaves: Option<&'a str>,
 }
@@ -216,9 +219,10 @@ pub(crate) async fn enter(
 ) -> Result<(), Native> {
     let path = |file: &str| format!("{folder}/{file}");
     let Entry { door, through, .. } = entry;
+    let version = Some(door.stat.version).filter(|_| !entry.is_open);
     let mut writer = client.new_multi_writer();
     let options = CreateMode::Ephemeral.with_acls(acls);
-    writer.add_set_data(&path(&door.seat.file), &door.data, Some(door.stat.version))?;
+    writer.add_set_data(&path(&door.seat.file), &door.data, version)?;
     if through.seat != door.seat {
         writer.add_check_version(&path(&through.seat.file), through.stat.version)?;
     }

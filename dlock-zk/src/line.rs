@@ -166,7 +166,7 @@ pub(crate) fn beside(head: &str, hold: HoldId) -> String {
 pub(crate) const MARK: &str = "lock-";
 
 /// How many seats before it a sharer reads: more than this are not all about to leave again.
-const NEAR: usize = 64;
+pub(crate) const NEAR: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -175,9 +175,15 @@ impl Session {
                     let last = is_last.then_some(states);
                     self.watch(mine.id, (Of::Ahead, ahead), (watcher, place), last);
                 }
-                // A sharer came in: another one, which may wait here, can enter beside it.
+                // A sharer came in: another one, which may wait here, can enter beside it. A reader's
+                // seat keeps no reader out, whatever it was when this one began to watch it.
                 let shares = |record: Record| {
-                    record.used == Use::Held && record.owner.mode() != Mode::Exclusive
+                    let is_in = record.used == Use::Held;
+                    match record.owner.mode() {
+                        Mode::Exclusive => false,
+                        Mode::Shared => is_in || record.owner == mine.owner,
+                        _ => is_in,
+                    }
                 };
                 if Record::decode(&data).is_some_and(shares) {
                     self.turn(&mine);

@@ -130,6 +130,7 @@ impl Session {
         let entry = Entry {
             door: through,
             through,
+            is_open: false,
             leaves: None,
         };
         self.add(req, entry, token, holds, entered).await

@@ -6,7 +6,7 @@ use crate::{
     acquire::Step,
     commands::{Entry, Taken, Use, list_seats, read},
     connection::Session,
-    line::{Line, Seat},
+    line::{Line, NEAR, Seat},
     seats::Mine,
 };
 use dlock_core::{
@@ -22,23 +22,43 @@ pub(crate) struct Seen {
     pub(crate) inside: Vec<Taken>,
     /// Those right before it in the queue. Read for sharers only.
     queue: Vec<Taken>,
+    /// There are more seats before it than were read.
+    is_far: bool,
     /// No seat came inside before the others were read.
     is_complete: bool,
 }
 
 impl Seen {
-    /// Whether a client waits before the seat. A seat says so before its client learns of the refusal. Until
-    /// then it may be of a client that does not wait, or of one that died.
-    fn is_waited_for(&self) -> bool {
+    /// The seats whose clients wait. A seat says so before its client learns of the refusal. Until then it may be
+    /// of a client that does not wait, or of one that died.
+    fn waiting(&self) -> impl Iterator<Item = &Taken> {
         let waits =
-            |taken: &Taken| (taken.record.as_ref()).is_none_or(|record| record.used == Use::Waits);
-        self.queue.iter().any(waits)
+            |taken: &&Taken| (taken.record.as_ref()).is_none_or(|record| record.used == Use::Waits);
+        self.queue.iter().filter(waits)
+    }
+
+    /// How many sharers of its owner wait before it; `None`: others do.
+    fn sharers_before(&self, req: &Acquire) -> Option<u32> {
+        let waiting = || self.waiting();
+        let alike = !self.is_far && waiting().all(|taken| taken.is_of(req.owner));
+        alike.then(|| u32::try_from(waiting().count()).unwrap_or(u32::MAX))
+    }
+
+    /// The seat that keeps a reader out: the last one before it that is no reader's. All readers behind a writer
+    /// watch the writer, so they enter together.
+    pub(crate) fn keeps_out(&self, req: &Acquire) -> Option<&Seat> {
+        if req.owner.mode() != Mode::Shared || self.is_far {
+            return None;
+        }
+        let before = self.inside.iter().chain(&self.queue);
+        let other = before.rev().find(|taken| !taken.is_of(req.owner));
+        other.map(|taken| &taken.seat)
     }
 
     /// Whether a refused sharer is the first that waits, so that the next seat to go may make room for it.
     pub(crate) fn is_full(&self, req: &Acquire) -> bool {
         let shares = req.share().is_some() && self.inside.iter().any(|one| one.is_of(req.owner));
-        shares && !self.is_waited_for()
+        shares && !self.is_far && self.waiting().next().is_none()
     }
 }
 
@@ -57,10 +77,12 @@ impl Session {
             return Ok(Seen {
                 inside: reading.await?,
                 queue: Vec::new(),
+                is_far: false,
                 is_complete: true,
             });
         }
-        let queue = read(&self.client, &folder, line.queue_before(number));
+        let before = line.queue_before(number);
+        let queue = read(&self.client, &folder, before);
         let listing = list_seats(&self.client, &folder);
         let (inside, queue, later) = futures_util::join!(reading, queue, listing);
         let (inside, queue, later) = (inside?, queue?, later?);
@@ -73,11 +95,13 @@ impl Session {
         Ok(Seen {
             inside,
             queue,
+            is_far: before.len() == NEAR,
             is_complete,
         })
     }
 
-    /// Lets a sharer in, if fewer than `most` are inside and no client waits before it. `None`: it is refused.
+    /// Lets a sharer in, if it and the sharers that wait before it are no more than `most` with those inside, and no
+    /// other client waits before it. `None`: it is refused.
     ///
     /// A seat of its owner at the front counts and lets others in also while its data says that it waits: its
     /// client may have been granted the lock already.
@@ -100,24 +124,33 @@ impl Session {
             return Ok(seen.inside.is_empty().then_some(None));
         };
         let holds = u32::try_from(inside.len()).unwrap_or(u32::MAX);
-        if holds >= most || seen.is_waited_for() {
+        let before = seen.sharers_before(req);
+        if before.is_none_or(|before| holds.saturating_add(before) >= most) {
             return Ok(None);
         }
-        let (door, through) = if req.owner.mode() == Mode::Shared && holds < most / 2 {
-            // There is room for all that enter now: they need not exclude each other.
-            let spread = req.hold.to_bits() % u64::from(holds.max(1));
-            let one = usize::try_from(spread).map_or(*one, |at| inside[at]);
-            (one, one)
-        } else if seen.is_complete {
-            // All that enter write to the first of all seats, so none of them counts too few.
-            (first, *one)
-        } else {
-            return Ok(Some(None));
-        };
-        let entry = Entry {
+        let leaves = mine.node.as_ref().map(|node| &*node.file);
+        let entry = |door, through, is_open| Entry {
             door,
             through,
-            leaves: mine.node.as_ref().map(|node| &*node.file),
+            is_open,
+            leaves,
+        };
+        let entry = if req.owner.mode() == Mode::Shared && holds < most / 2 {
+            // There is room for all that enter now: they need not exclude each other.
+            let (seats, beside): (Vec<&Taken>, Vec<&Taken>) =
+                (inside.iter().copied()).partition(|taken| taken.seat.is_first());
+            let (doors, is_open) = match beside.is_empty() {
+                true => (seats, false),
+                false => (beside, true),
+            };
+            let spread = usize::try_from(req.hold.to_bits() % u64::from(holds.max(1)));
+            let door = doors[spread.unwrap_or(0) % doors.len()];
+            entry(door, door, is_open)
+        } else if seen.is_complete {
+            // All that enter write to the first of all seats, so none of them counts too few.
+            entry(first, one, false)
+        } else {
+            return Ok(Some(None));
         };
         let token = seen.inside.iter().find_map(Taken::token);
         let step = self.add(req, entry, token, holds, entered).await?;

@@ -200,6 +200,19 @@ impl Election {
     /// }).await?;
     /// # Ok(()) }
     /// ```
+    /// What `lead` captures, it clones for each term:
+    /// ```
+    /// # async fn example(client: dlock_core::Client, bills: std::sync::Arc<String>) -> Result<(), dlock_core::Error> {
+    /// # use std::{ops::ControlFlow, sync::Arc};
+    /// client.election("billing")?.run(|term| {
+    ///     let bills = Arc::clone(&bills); // `async move` takes it away
+    ///     async move {
+    ///         println!("{bills} in term {}", term.token());
+    ///         ControlFlow::Break(())
+    ///     }
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn run<T, F, L>(&self, mut lead: L) -> impl Future<Output = Result<T, Error>> + use<T, F, L>
     where
         F: Future<Output = ControlFlow<T>>,

@@ -240,6 +240,19 @@ impl Job {
     /// hourly.run(|term| async move { report(term.token()).await }).await?;
     /// # Ok(()) }
     /// ```
+    /// What `work` captures, it clones for each run:
+    /// ```
+    /// # async fn example(hourly: dlock_core::Job, bills: std::sync::Arc<String>) -> Result<(), dlock_core::Error> {
+    /// # use std::sync::Arc;
+    /// hourly.run(|term| {
+    ///     let bills = Arc::clone(&bills); // `async move` takes it away
+    ///     async move {
+    ///         println!("{bills} with token {}", term.token());
+    ///         Ok::<_, std::io::Error>(())
+    ///     }
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn run<E, F, W>(
         &self,
         mut work: W,

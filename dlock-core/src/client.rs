@@ -287,9 +287,9 @@ impl Client {
         let driver = Arc::clone(&self.engine.driver);
         let asked = async move { driver.inspect(&name).await };
         let answer = self.engine.ask(Effect::None, asked).await;
-        answer
-            .map(drop)
-            .map_err(|error| error.of(self.engine.caps.backend))
+        // A driver that got no answer cannot know that this request changes nothing.
+        let error = |error: Error| error.of(self.engine.caps.backend).with_effect(Effect::None);
+        answer.map(drop).map_err(error)
     }
 
     /// The number of acquisitions and releases that the cleanup still has to clean up.

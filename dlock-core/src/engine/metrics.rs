@@ -42,7 +42,13 @@ pub(crate) enum AcquireOutcome {
 #[derive(Clone, Copy)]
 pub(crate) enum HoldEnd {
     Released,
-    Lost(LossReason),
+    Lost(
+        #[cfg_attr(
+            not(feature = "metrics"),
+            expect(dead_code, reason = "only the instruments read it")
+        )]
+        LossReason,
+    ),
     Detached,
 }
 

@@ -61,6 +61,7 @@ impl Table {
         }
         let mut capabilities = Capabilities::new("postgres", config.store());
         capabilities.shares = true;
+        capabilities.raises = true;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let dialer = server.connections.dialer();

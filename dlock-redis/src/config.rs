@@ -16,7 +16,8 @@ use std::{env, fmt, fmt::Write as _, str::FromStr, time::Duration};
 ///
 /// Parsed from a URL of the native client (`redis://`, `rediss://`, `redis+unix://`), or from one that
 /// names sentinels and their master: `redis+sentinel://[user:pass@]h1:26379,h2:26379/NAME[/DB]`, or
-/// `rediss+sentinel://` for TLS. User and password are the master's. dlock's own settings are query
+/// `rediss+sentinel://` for TLS. User and password are the master's. [`ClusterDriver`](crate::ClusterDriver)
+/// takes `redis+cluster://[user:pass@]h1:6379,h2:6379/` and `rediss+cluster://`. dlock's own settings are query
 /// parameters. `Debug` shows no password.
 ///
 /// ```
@@ -30,6 +31,8 @@ pub struct RedisConfig {
     /// With sentinels, its address is that of the first sentinel, and the rest is for the master.
     pub(crate) server: ConnectionInfo,
     pub(crate) sentinels: Option<SentinelConfig>,
+    /// Nodes of a cluster; empty: there is none.
+    pub(crate) seeds: Vec<ConnectionAddr>,
     pub(crate) prefix: Prefix,
     pub(crate) connect_within: Duration,
     pub(crate) acks: Acks,
@@ -123,6 +126,11 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
             // Not the master's address: a pass outlives a failover.
             return format!("redis+sentinel://{name}/{db} {}", self.prefix.0);
         }
+        if !self.seeds.is_empty() {
+            let mut seeds: Vec<_> = self.seeds.iter().map(ToString::to_string).collect();
+            seeds.sort();
+            return format!("redis+cluster://{} {}", seeds.join(","), self.prefix.0);
+        }
         let scheme = match self.server.addr() {
             ConnectionAddr::TcpTls { .. } => "rediss",
             ConnectionAddr::Unix(_) => "redis+unix",
@@ -137,6 +145,7 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
         Self {
             server,
             sentinels: None,
+            seeds: Vec::new(),
             ..self
         }
     }
@@ -156,6 +165,7 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
         Self {
             server,
             sentinels: None,
+            seeds: Vec::new(),
             prefix: Prefix("dlock".into()),
             connect_within: Duration::from_secs(5),
             acks: Acks {
@@ -228,23 +238,15 @@ impl SentinelConfig {
         if name.is_empty() || path.contains('@') {
             return Err(misuse(SENTINEL_URL.to_owned()));
         }
-        let hosts: Vec<_> = hosts.split(',').map(with_port).collect();
-        let addr = |(at, host): (usize, &String)| {
-            // The text may be a part of a password that is not percent-encoded.
-            let wrong = |_| {
-                misuse(format!(
-                    "host {} of the URL is no address: {SENTINEL_URL}",
-                    at + 1
-                ))
-            };
-            let info = format!("{scheme}://{host}").into_connection_info();
-            info.map(|info| info.addr().clone()).map_err(wrong)
-        };
+        let hosts: Vec<_> = hosts
+            .split(',')
+            .map(|host| with_port(host, 26379))
+            .collect();
         let sentinels = Self {
             name: name.into_owned(),
             user: None,
             password: env::var(SENTINEL_PASSWORD).ok().filter(|it| !it.is_empty()),
-            hosts: hosts.iter().enumerate().map(addr).collect::<Result<_>>()?,
+            hosts: addresses(scheme, &hosts, SENTINEL_URL)?,
         };
         Ok((
             format!("{scheme}://{login}{}/{db}{query}", hosts[0]),
@@ -265,11 +267,35 @@ impl SentinelConfig {
     }
 }
 
-fn with_port(host: &str) -> String {
+/// Splits the URL into that of its first node, and the nodes.
+fn split_cluster(url: &str) -> Result<(String, Vec<ConnectionAddr>)> {
+    let (scheme, rest) = url.split_once("+cluster://").unwrap_or((url, ""));
+    let (rest, query) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+    let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
+    if !matches!(db, "" | "0") {
+        return Err(misuse(CLUSTER_URL.to_owned()));
+    }
+    let (login, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    let hosts: Vec<_> = hosts.split(',').map(|host| with_port(host, 6379)).collect();
+    let seeds = addresses(scheme, &hosts, CLUSTER_URL)?;
+    Ok((format!("{scheme}://{login}{}/{query}", hosts[0]), seeds))
+}
+
+fn addresses(scheme: &str, hosts: &[String], form: &str) -> Result<Vec<ConnectionAddr>> {
+    let addr = |(at, host): (usize, &String)| {
+        // The text may be a part of a password that is not percent-encoded.
+        let wrong = |_| misuse(format!("host {} of the URL is no address: {form}", at + 1));
+        let info = format!("{scheme}://{host}").into_connection_info();
+        info.map(|info| info.addr().clone()).map_err(wrong)
+    };
+    hosts.iter().enumerate().map(addr).collect()
+}
+
+fn with_port(host: &str, default: u16) -> String {
     let port = host.rsplit(']').next().unwrap_or_default();
     match port.contains(':') {
         true => host.to_owned(),
-        false => format!("{host}:26379"),
+        false => format!("{host}:{default}"),
     }
 }
 
@@ -277,6 +303,7 @@ fn misuse(message: String) -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
+const CLUSTER_URL: &str = "a URL of a cluster is redis+cluster://user:password@host:6379,host:6379/, without a database: a cluster has one";
 const SENTINEL_URL: &str = "a URL of sentinels is redis+sentinel://user:password@host:26379,host:26379/NAME/DB, and NAME is what `sentinel monitor` says";
 /// The password of the sentinels; that of the master is in the URL.
 const SENTINEL_PASSWORD: &str = "DLOCK_SENTINEL_PASSWORD";
@@ -341,11 +368,15 @@ impl FromStr for RedisConfig {
             let (server, found) = SentinelConfig::split(&native)?;
             (native, sentinels) = (server, Some(found));
         }
+        let mut seeds = Vec::new();
+        if scheme.ends_with("+cluster") {
+            (native, seeds) = split_cluster(&native)?;
+        }
         let server = native
             .into_connection_info()
             .map_err(|cause| error::failed(cause).error)?;
         let mut config = Self::of(server);
-        config.sentinels = sentinels;
+        (config.sentinels, config.seeds) = (sentinels, seeds);
         for (key, value) in settings {
             config.set(&key, &value)?;
         }

@@ -60,6 +60,8 @@ pub(crate) struct Request {
     pub(crate) last: bool,
     /// The commands that have it confirmed.
     pub(crate) acks: Option<Box<[Cmd; 2]>>,
+    /// Its slot is being moved to the server.
+    pub(crate) asking: bool,
 }
 
 /// What the server answered to a request.
@@ -75,22 +77,33 @@ impl Request {
     /// last, in the same write. The answer then leaves after the notifications: its write costs more than
     /// a command, and it wakes up a client that has nothing to do beside a client that has.
     async fn send(self, mut native: MultiplexedConnection) -> RedisResult<Reply> {
-        if !self.last && self.acks.is_none() {
+        if !self.last && self.acks.is_none() && !self.asking {
             let value = native.send_packed_command(&self.cmd).await?;
             let confirmed = None;
             return Ok(Reply { value, confirmed });
         }
-        let (mut all, skipped) = (Pipeline::with_capacity(3), usize::from(self.last));
+        let mut all = Pipeline::with_capacity(3);
         if self.last {
             all.cmd("TIME");
         }
+        // It counts for the one command behind it.
+        if self.asking {
+            all.cmd("ASKING");
+        }
+        let skipped = all.len();
         all.add_command(self.cmd);
+        if self.asking && self.acks.is_some() {
+            all.cmd("ASKING");
+        }
         for command in self.acks.into_iter().flat_map(|both| *both) {
             all.add_command(command);
         }
         let answers = native.send_packed_commands(&all, skipped, all.len() - skipped);
         let mut answers = answers.await?.into_iter();
         let value = answers.next().unwrap_or_default();
+        if self.asking {
+            answers.next();
+        }
         // A mark that was refused is no write to wait for.
         let confirmed = match answers.next() {
             Some(refusal @ Value::ServerError(_)) => Some(refusal),
@@ -107,6 +120,7 @@ impl From<Cmd> for Request {
             cmd,
             last: false,
             acks: None,
+            asking: false,
         }
     }
 }
@@ -286,6 +300,9 @@ impl Connection {
 
     /// The error for the caller of a request over that link. Replaces the link if the error requires it.
     pub(crate) fn failed(self: &Arc<Self>, link: &Link, cause: RedisError) -> DriverError {
+        if let Some(slots) = &self.dialer.slots {
+            slots.refused(&cause);
+        }
         let failure = error::failed(cause);
         if failure.link {
             // Requests that find no link meanwhile report why the last one failed.
@@ -342,8 +359,10 @@ impl Connection {
         let greeting = tokio::time::timeout(self.dialer.within(), greet(&mut native)).await;
         let greeting = greeting.map_err(|_| error::no_greeting(at))?;
         let greeting = greeting.map_err(|cause| error::unreached(at, cause))?;
-        if greeting.is_clustered {
-            return Err(error::clustered(at));
+        match (greeting.is_clustered, &self.dialer.slots) {
+            (true, None) => return Err(error::clustered(at)),
+            (false, Some(_)) => return Err(error::no_cluster(at)),
+            _ => {}
         }
         if greeting.has_two_masters {
             return Err(error::two_masters(at));

@@ -4,10 +4,11 @@ use crate::{
     commands,
     config::{RedisConfig, SentinelConfig},
     sentinel::Sentinels,
+    slots::Slots,
 };
 use redis::{
-    AsyncConnectionConfig, Client, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisResult,
-    Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ProtocolVersion, PushInfo, RedisConnectionInfo,
+    RedisResult, Value,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
@@ -26,6 +27,8 @@ pub(crate) struct Dialer {
     client: Client,
     /// They say which server to dial, instead of the client.
     sentinels: Option<Sentinels>,
+    /// The slots of the cluster of which the server is a node.
+    pub(crate) slots: Option<Arc<Slots>>,
     /// The place of the server, for messages.
     at: String,
     within: Duration,
@@ -61,11 +64,17 @@ impl Dialer {
                 |it| format!("the master {:?}", it.name),
             ),
             sentinels: sentinels.map(follow).transpose()?,
+            slots: None,
             client: Client::open(server)?,
             within: config.connect_within,
             shortest: AtomicU64::new(u64::MAX),
             failed: AtomicU32::new(0),
         })
+    }
+
+    /// The same for a node of the cluster with these slots.
+    pub(crate) fn of_cluster(self, slots: Option<Arc<Slots>>) -> Self {
+        Self { slots, ..self }
     }
 
     /// The place of the server, for messages.
@@ -188,6 +197,23 @@ impl Dialer {
         client
             .get_multiplexed_async_connection_with_config(&config)
             .await
+    }
+}
+
+/// The address of a server that is reached like another one: over TLS or not.
+pub(crate) fn at(other: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
+    match other.clone() {
+        ConnectionAddr::TcpTls {
+            insecure,
+            tls_params,
+            ..
+        } => ConnectionAddr::TcpTls {
+            host: host.to_owned(),
+            port,
+            insecure,
+            tls_params,
+        },
+        _ => ConnectionAddr::Tcp(host.to_owned(), port),
     }
 }
 

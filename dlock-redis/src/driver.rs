@@ -7,9 +7,10 @@ use crate::{
     connection::Connection,
     dialer::Dialer,
     error,
-    listener::{Listener, POLL_INTERVAL, poll_at_end},
+    listener::{Inbox, Listener, POLL_INTERVAL, poll_at_end},
     requests::{Acquires, POLICY, Releases},
     server::{MOST_ROUNDS, Server},
+    slots::Slots,
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -17,7 +18,7 @@ use dlock_core::{
     driver::{
         Acquire, Acquired, Capabilities, Cursor, DistributedLock, Finding, Held, Lane, Page,
         Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
-        kit::{Batcher, again},
+        kit::{BatchPolicy, Batcher, again},
     },
 };
 use futures_core::stream::BoxStream;
@@ -36,7 +37,7 @@ use std::{sync::Arc, time::Duration};
 #[derive(Debug)]
 pub struct RedisDriver {
     capabilities: Capabilities,
-    server: Arc<Server>,
+    pub(crate) server: Arc<Server>,
     acquires: Batcher<Acquires>,
     releases: Batcher<Releases>,
 }
@@ -87,9 +88,23 @@ impl RedisDriver {
         check_runtime()?;
         #[cfg(feature = "tls")]
         config.check_tls()?;
+        if !config.seeds.is_empty() {
+            return Err(error::is_cluster());
+        }
+        let inbox = Inbox::new(config.prefix())?;
+        Self::start(config, inbox, None).await
+    }
+
+    /// Connects to a server, which is a node of a cluster where there are slots.
+    pub(crate) async fn start(
+        config: RedisConfig,
+        inbox: Inbox,
+        slots: Option<Arc<Slots>>,
+    ) -> Result<Self> {
+        let is_node = slots.is_some();
         let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
-        let dialer = Arc::new(dialer?);
-        let wake_ups = Listener::new(dialer.clone(), config.prefix().clone())?;
+        let dialer = Arc::new(dialer?.of_cluster(slots));
+        let wake_ups = Listener::new(dialer.clone(), config.prefix().clone(), inbox);
         let connection = Connection::open(dialer.clone()).await?;
         connection.check_settings(&config.acks).await?;
         wake_ups.ready(&connection).await?;
@@ -98,26 +113,39 @@ impl RedisDriver {
             false => Arc::clone(&connection),
         };
         confirmed.can_confirm(&config.acks).await?;
-        let mut capabilities = Capabilities::new("redis", config.store());
-        capabilities.wake = Wake::Queue;
-        capabilities.shares = true;
-        // What is confirmed has a connection of its own, which a release does not wait for.
-        capabilities.ordered = !config.acks.are_wanted();
-        capabilities.late = LATE;
-        capabilities.renew_batch = RENEW_BATCH;
+        let capabilities = capabilities(&config);
         let server = Arc::new(Server {
             prefix: config.prefix,
             connection,
             confirmed,
             acks: config.acks,
             wake_ups,
+            asking: false,
         });
-        Ok(Self {
+        Ok(Self::over(server, capabilities, is_node))
+    }
+
+    fn over(server: Arc<Server>, capabilities: Capabilities, is_node: bool) -> Self {
+        // A script of a cluster has one slot. Few names share one.
+        let policy = BatchPolicy {
+            alone: if is_node { usize::MAX } else { POLICY.alone },
+            ..POLICY
+        };
+        Self {
             capabilities,
-            acquires: Batcher::new(Acquires(Arc::clone(&server)), POLICY),
-            releases: Batcher::new(Releases(Arc::clone(&server)), POLICY),
+            acquires: Batcher::new(Acquires(Arc::clone(&server)), policy),
+            releases: Batcher::new(Releases(Arc::clone(&server)), policy),
             server,
-        })
+        }
+    }
+
+    /// The same node of a cluster, for slots that are being moved to it.
+    pub(crate) fn asking(&self) -> Self {
+        let server = Server {
+            asking: true,
+            ..Server::clone(&self.server)
+        };
+        Self::over(Arc::new(server), self.capabilities.clone(), true)
     }
 
     /// Connects with the server, log-in and TLS settings of the application's own client.
@@ -171,6 +199,9 @@ impl DistributedLock for RedisDriver {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let server = &self.server;
+        if req.floor.is_some_and(|floor| floor.0 >= LAST_TOKEN) {
+            return Err(error::beyond());
+        }
         server.connection.dialer.keeps(req.lease.length());
         let mut turned = false;
         if let Some(ticket) = req.ticket {
@@ -180,8 +211,9 @@ impl DistributedLock for RedisDriver {
         let _next = req
             .next_ticket
             .map(|ticket| server.wake_ups.tickets.awaits(ticket));
-        let mut answer = match (req.next_ticket, req.join, turned) {
-            (None, None, false) => self.acquires.ask(req).await?,
+        let alone = req.next_ticket.is_some() || req.join.is_some() || req.floor.is_some();
+        let mut answer = match alone || turned {
+            false => self.acquires.ask(req).await?,
             _ => server.acquire(req).await?,
         };
         for _ in 0..MOST_ROUNDS {
@@ -214,15 +246,19 @@ impl DistributedLock for RedisDriver {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        let scripts = batch.chunks(A_SCRIPT);
+        let (most, in_flight) = match self.server.connection.dialer.slots {
+            Some(_) => (1, A_SCRIPT),
+            None => (A_SCRIPT, IN_FLIGHT),
+        };
+        let scripts = batch.chunks(most);
         let scripts: Vec<_> = scripts.map(|it| self.server.renew(it, give_up)).collect();
-        let mut outcomes: Vec<_> = stream::iter(scripts).buffered(IN_FLIGHT).collect().await;
+        let mut outcomes: Vec<_> = stream::iter(scripts).buffered(in_flight).collect().await;
         if !outcomes.is_empty() && outcomes.iter().all(Result::is_err) {
             return outcomes.swap_remove(0);
         }
         // A script that failed fails its own entries, and no entry that another script renewed.
         let mut answers = Vec::with_capacity(batch.len());
-        for (some, outcome) in batch.chunks(A_SCRIPT).zip(outcomes) {
+        for (some, outcome) in batch.chunks(most).zip(outcomes) {
             let failed = |error| some.iter().map(|_| Err(again(&error))).collect();
             answers.extend(outcome.unwrap_or_else(failed));
         }
@@ -254,7 +290,7 @@ impl DistributedLock for RedisDriver {
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.server.wake_ups.stream()
+        self.server.wake_ups.inbox.stream()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
@@ -307,6 +343,18 @@ impl DistributedLock for RedisDriver {
         self.server.confirmed.close();
         self.server.wake_ups.close().await;
     }
+}
+
+pub(crate) fn capabilities(config: &RedisConfig) -> Capabilities {
+    let mut capabilities = Capabilities::new("redis", config.store());
+    capabilities.wake = Wake::Queue;
+    capabilities.shares = true;
+    capabilities.raises = true;
+    // What is confirmed has a connection of its own, which a release does not wait for.
+    capabilities.ordered = !config.acks.are_wanted();
+    capabilities.late = LATE;
+    capabilities.renew_batch = RENEW_BATCH;
+    capabilities
 }
 
 /// The outcome of a release that failed after its hold had ended, read from the answer to its repeat.
@@ -391,6 +439,8 @@ fn read_cursor(cursor: &Cursor) -> Option<u64> {
 /// The script reads the time and decides in one step, even when the request waited in a stopped server.
 /// So this bound only covers rounding.
 const LATE: Duration = Duration::from_millis(100);
+/// Up to there Lua counts exactly.
+const LAST_TOKEN: u64 = (1 << 53) - 1;
 /// Entries in one script. Such a script blocks the server for some 0.2 ms; longer scripts gain nothing.
 const A_SCRIPT: usize = 100;
 /// Scripts of one batch in flight: enough to hide the latency, few enough that an acquire gets in

@@ -33,8 +33,8 @@ const TABLE: [Class; 28] = {
         Class::new("LOADING", Unavailable, Later, None, true, "the server is loading its data"),
         Class::new("MASTERDOWN", Unavailable, Later, None, true, "this is a replica that lost its master: connect to the master"),
         Class::new("MISCONF", Unavailable, Later, None, false, "the server cannot write its snapshot and refuses writes: repair its disk, or see stop-writes-on-bgsave-error"),
-        Class::new("MOVED", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
-        Class::new("ASK", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
+        Class::new("MOVED", Unavailable, Now, None, false, "another node of the cluster has the slot now"),
+        Class::new("ASK", Unavailable, Later, None, false, "the slot is being moved to another node of the cluster"),
         Class::new("NOAUTH", Unavailable, Never, None, false, "the server requires a log-in: put user and password into the URL"),
         Class::new("NOPERM", Unavailable, Never, None, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
         Class::new("NOREPLICAS", Unavailable, Later, None, false, "too few replicas are connected (min-replicas-to-write)"),
@@ -91,13 +91,41 @@ pub(crate) fn may_not_subscribe(prefix: &Prefix, cause: RedisError) -> DriverErr
     DriverError::new(ErrorKind::Unavailable, message).with_source(cause)
 }
 
-/// The driver knows nothing of cluster routing: notifications would not arrive, and the slot of a name
-/// may move.
+/// The driver of one server does no routing: the slot of a name may be at another node, and may move.
 pub(crate) fn clustered(at: &str) -> DriverError {
     let message = format!(
-        "{at}: this is a node of a Redis cluster, which the driver does not support: connect to a server with cluster-enabled no"
+        "{at}: this is a node of a Redis cluster: use a URL that begins with redis+cluster://, or connect to a server with cluster-enabled no"
     );
     DriverError::new(ErrorKind::Unsupported, message)
+}
+
+/// A URL of a cluster that names a server outside of any.
+pub(crate) fn no_cluster(at: &str) -> DriverError {
+    let message =
+        format!("{at}: this server is no node of a cluster: use a URL that begins with redis://");
+    DriverError::new(ErrorKind::Unsupported, message)
+}
+
+/// No node of the cluster that answers names an owner of the slot.
+pub(crate) fn uncovered() -> DriverError {
+    DriverError::unavailable("no master of the cluster has this slot: see CLUSTER INFO")
+        .with_retry(RetryClass::Later)
+}
+
+/// The master of the slot changed before the request was answered.
+pub(crate) fn superseded() -> DriverError {
+    DriverError::unanswered("another node of the cluster became the master before the answer came")
+}
+
+pub(crate) fn no_seeds() -> DriverError {
+    let message =
+        "ClusterDriver needs the nodes of a cluster: redis+cluster://host:6379,host:6379/";
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+pub(crate) fn is_cluster() -> DriverError {
+    let message = "redis+cluster:// names a cluster: connect with ClusterDriver";
+    DriverError::new(ErrorKind::Misuse, message)
 }
 
 /// Two servers that take writes and merge them later: each grants the same lock.
@@ -170,6 +198,13 @@ pub(crate) fn full() -> DriverError {
         dlock_core::MAX_HOLDS
     );
     DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
+}
+
+pub(crate) fn beyond() -> DriverError {
+    DriverError::new(
+        ErrorKind::Misuse,
+        "the floor of the token is too large: Lua could not count on from it",
+    )
 }
 
 pub(crate) fn unreachable(why: Option<&str>) -> DriverError {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod acks;
+mod cluster;
 mod commands;
 mod config;
 mod connection;
@@ -12,8 +13,10 @@ mod requests;
 mod scripts;
 mod sentinel;
 mod server;
+mod slots;
 mod tickets;
 
+pub use cluster::ClusterDriver;
 pub use config::{Prefix, RedisConfig};
 pub use driver::RedisDriver;
 pub use redis;

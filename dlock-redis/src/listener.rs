@@ -38,7 +38,7 @@ pub(crate) struct Listener {
     /// The channel of this client; its tickets begin with it.
     pub(crate) channel: String,
     listening: Mutex<Listening>,
-    wake_ups: WakeUps,
+    pub(crate) inbox: Inbox,
     pub(crate) tickets: Tickets,
     /// Whether the first attempt to subscribe is over, with any outcome, and whether listening is.
     stage: watch::Sender<Stage>,
@@ -46,9 +46,34 @@ pub(crate) struct Listener {
     changed: Arc<Notify>,
     /// The last echo that this client sent and received.
     echo: watch::Sender<u64>,
+}
+
+/// Where the notifications of a client arrive, from one server or from all masters of a cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Inbox {
+    channel: String,
+    wake_ups: Arc<WakeUps>,
     /// The stream was requested twice. The first client would receive the turns of the second, and hand
     /// on those that it does not know.
-    two: AtomicBool,
+    two: Arc<AtomicBool>,
+}
+
+impl Inbox {
+    pub(crate) fn new(prefix: &Prefix) -> Result<Self> {
+        Ok(Self {
+            // Two clients with one channel would have the same tickets.
+            channel: prefix.channel(system_random()?),
+            wake_ups: Arc::default(),
+            two: Arc::default(),
+        })
+    }
+
+    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
+        self.wake_ups.take().unwrap_or_else(|| {
+            self.two.store(true, Ordering::Relaxed);
+            stream::empty().boxed()
+        })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,20 +95,22 @@ struct Listening {
 
 impl Listener {
     /// Starts to listen. Needs a runtime.
-    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Arc<Self>> {
-        // Two clients with one channel would have the same tickets.
-        let channel = prefix.channel(system_random()?);
+    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix, inbox: Inbox) -> Arc<Self> {
+        // The echoes of the listeners of a cluster arrive at all of them: their numbers must not meet.
+        let echo = match dialer.slots {
+            Some(_) => fastrand::u64(1 << 32..1 << 62),
+            None => 0,
+        };
         let wake_ups = Arc::new(Self {
             dialer,
-            channel,
+            channel: inbox.channel.clone(),
+            inbox,
             prefix,
             listening: Mutex::default(),
-            wake_ups: WakeUps::new(),
             tickets: Tickets::default(),
             stage: watch::Sender::new(Stage::New),
             changed: Arc::default(),
-            echo: watch::Sender::new(0),
-            two: AtomicBool::new(false),
+            echo: watch::Sender::new(echo),
         });
         let (weak, stage) = (Arc::downgrade(&wake_ups), wake_ups.stage.clone());
         let changed = wake_ups.changed.clone();
@@ -91,7 +118,7 @@ impl Listener {
             listen(weak, changed).await;
             stage.send_replace(Stage::Over);
         });
-        Ok(wake_ups)
+        wake_ups
     }
 
     /// Resolves when the subscription succeeded or failed, and the user has the rights that turns need.
@@ -107,7 +134,7 @@ impl Listener {
     /// queue at each release, so all others would pass its client again and again. Also an error where
     /// two clients use this driver.
     pub(crate) fn allowed(&self) -> Result<()> {
-        if self.two.load(Ordering::Relaxed) {
+        if self.inbox.two.load(Ordering::Relaxed) {
             return Err(error::two_clients());
         }
         match &self.listening().refused {
@@ -136,17 +163,10 @@ impl Listener {
         }
     }
 
-    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
-        self.wake_ups.take().unwrap_or_else(|| {
-            self.two.store(true, Ordering::Relaxed);
-            stream::empty().boxed()
-        })
-    }
-
     /// Ends the stream, the subscription and its connection. Then no lock waits for a turn of this
     /// client.
     pub(crate) async fn close(&self) {
-        self.wake_ups.close();
+        self.inbox.wake_ups.close();
         self.changed.notify_one();
         self.reaches(Stage::Over, FAREWELL).await;
     }
@@ -190,17 +210,28 @@ impl Listener {
         };
         let said = std::str::from_utf8(message).unwrap_or_default();
         let Some(push) = commands::read_push(said) else {
-            return match said.strip_prefix(ECHO).map(str::parse) {
-                Some(Ok(number)) => drop(self.echo.send_replace(number)),
+            return match said.strip_prefix(ECHO).map(str::parse::<u64>) {
+                Some(Ok(number)) => {
+                    self.echo.send_if_modified(|last| {
+                        let is_next = number == *last + 1;
+                        *last += u64::from(is_next);
+                        is_next
+                    });
+                }
                 _ => tracing::debug!("redis: unknown message on a client's channel"),
             };
         };
         let (Some(name), ticket) = (self.prefix.name(push.record), push.ticket) else {
             return;
         };
+        // The masters of a cluster push to each other's subscribers.
+        let slots = self.dialer.slots.as_ref();
+        if slots.is_some_and(|slots| !slots.is_at(push.record, self.dialer.at())) {
+            return;
+        }
         // A turn of a ticket without a waiting task is reported too: the core hands it on.
         self.tickets.told(ticket, push.first_for.is_none());
-        self.wake_ups.send(match push.first_for {
+        self.inbox.wake_ups.send(match push.first_for {
             // The holder may have let others in beside it. A turn is what the answer to an earlier poll does not undo.
             None | Some(Duration::ZERO) => WakeUp::Turn { name, ticket },
             Some(rest) => WakeUp::First {
@@ -234,7 +265,7 @@ impl fmt::Debug for Listener {
             f,
             "Listener({} tickets), {:?}",
             self.tickets.len(),
-            self.wake_ups
+            self.inbox
         )
     }
 }
@@ -299,7 +330,10 @@ async fn listen(shared: Weak<Listener>, changed: Arc<Notify>) {
         let mut again = pin!(again);
         loop {
             // Closed during the pause.
-            if shared.upgrade().is_none_or(|it| it.wake_ups.is_closed()) {
+            if shared
+                .upgrade()
+                .is_none_or(|it| it.inbox.wake_ups.is_closed())
+            {
                 return;
             }
             tokio::select! {
@@ -341,11 +375,11 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
         strong.tried(Some(gone.clone()), None);
         // All earlier notifications are lost.
         if gap || strong.tickets.len() > 0 {
-            strong.wake_ups.send(WakeUp::Resync);
+            strong.inbox.wake_ups.send(WakeUp::Resync);
         }
     }
-    while let Some(shared) = shared.upgrade().filter(|it| !it.wake_ups.is_closed()) {
-        let abandoned = shared.wake_ups.abandoned();
+    while let Some(shared) = shared.upgrade().filter(|it| !it.inbox.wake_ups.is_closed()) {
+        let abandoned = shared.inbox.wake_ups.abandoned();
         drop(shared);
         if gone.load(Ordering::SeqCst) {
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());

@@ -5,7 +5,7 @@ use crate::{
     acks::Acks,
     commands::{self, Acquisition, Breaking, Record, Releasing},
     config::{Keys, Prefix},
-    connection::{Connection, Link, Request},
+    connection::{Connection, Link, Reply, Request},
     error,
     listener::Listener,
     scripts::{self, Lua},
@@ -22,7 +22,7 @@ use std::{
 };
 
 /// The server, as one client's locks use it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Server {
     pub(crate) prefix: Prefix,
     pub(crate) connection: Arc<Connection>,
@@ -31,6 +31,8 @@ pub(crate) struct Server {
     pub(crate) confirmed: Arc<Connection>,
     pub(crate) acks: Acks,
     pub(crate) wake_ups: Arc<Listener>,
+    /// For slots of a cluster that are being moved to the server.
+    pub(crate) asking: bool,
 }
 
 impl Server {
@@ -48,7 +50,7 @@ impl Server {
                 slice::from_ref(&keys),
             )
         };
-        let evaluated = self.confirmed.eval(&scripts::ACQUIRE, req.give_up, acquire);
+        let evaluated = self.eval(&self.confirmed, &scripts::ACQUIRE, req.give_up, acquire);
         let (reply, link) = evaluated.await?;
         let acquisition = self.acquired(req, &reply.value, &link)?;
         match self.acks.missing(reply.confirmed) {
@@ -138,7 +140,7 @@ impl Server {
             let not_after = not_after(link, give_up);
             self.confirm(commands::renew(&keys, entries, not_after), &keys)
         };
-        let evaluated = self.confirmed.eval(&scripts::RENEW, give_up, renew);
+        let evaluated = self.eval(&self.confirmed, &scripts::RENEW, give_up, renew);
         let (reply, link) = evaluated.await?;
         let renewal = commands::read_renew(&reply.value).ok_or_else(error::garbled)?;
         link.server.observe(renewal.now, self.connection.now());
@@ -160,10 +162,8 @@ impl Server {
         let leave = |_: &Link| commands::leave(&keys, &self.wake_ups.channel, ticket).into();
         // Behind an acquire of the ticket that was given up, so that it does not enter again.
         let patience = self.confirmed.patience();
-        let (reply, _) = self
-            .confirmed
-            .eval(&scripts::LEAVE, patience, leave)
-            .await?;
+        let left = self.eval(&self.confirmed, &scripts::LEAVE, patience, leave);
+        let (reply, _) = left.await?;
         commands::read_leave(&reply.value).ok_or_else(error::garbled)
     }
 
@@ -208,7 +208,23 @@ impl Server {
         build: impl Fn(&Link) -> Request + Send,
     ) -> Result<Value> {
         let patience = self.connection.patience();
-        Ok(self.connection.eval(lua, patience, build).await?.0.value)
+        let evaluated = self.eval(&self.connection, lua, patience, build);
+        Ok(evaluated.await?.0.value)
+    }
+
+    async fn eval(
+        &self,
+        connection: &Arc<Connection>,
+        lua: &Lua,
+        give_up: Instant,
+        build: impl Fn(&Link) -> Request + Send,
+    ) -> Result<(Reply, Arc<Link>)> {
+        let asking = self.asking;
+        let build = move |link: &Link| Request {
+            asking,
+            ..build(link)
+        };
+        connection.eval(lua, give_up, build).await
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

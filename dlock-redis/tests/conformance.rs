@@ -7,12 +7,13 @@ use dlock_conformance::{
         Home, RedisServer,
         proxy::{Fault, Trigger},
         redis::{self, Aof, RedisOptions},
+        redis_cluster::RedisCluster,
         redis_set::{NAME, SentinelServer},
         server::ServerError,
     },
 };
 use dlock_core::{LockName, driver::DistributedLock};
-use dlock_redis::RedisDriver;
+use dlock_redis::{ClusterDriver, RedisDriver};
 use std::{
     collections::HashMap,
     process::ExitCode,
@@ -23,6 +24,7 @@ use std::{
 fn main() -> ExitCode {
     let mut fixtures = Remote::everywhere(Redis);
     fixtures.push(Box::new(Remote::processes(Sentinel)));
+    fixtures.push(Box::new(Remote::processes(Cluster)));
     let code = suite(fixtures, Mutants::Listed);
     SENTINELS.lock().expect("no start panicked").clear();
     code
@@ -118,6 +120,47 @@ impl Backend for Sentinel {
 
     fn is_proxied(&self) -> bool {
         true
+    }
+
+    fn is_short(&self) -> bool {
+        true
+    }
+
+    fn request(&self, of: Call, fault: Fault) -> Trigger {
+        Redis.request(of, fault)
+    }
+
+    async fn delete(&self, server: &RedisServer, name: &LockName) -> Result<(), Failure> {
+        Redis.delete(server, name).await
+    }
+
+    async fn flush(&self, server: &RedisServer) -> Result<(), Failure> {
+        Redis.flush(server).await
+    }
+}
+
+/// A cluster of one master, which has all slots. Clusters of several have tests of their own.
+#[derive(Clone, Copy)]
+struct Cluster;
+
+#[async_trait]
+impl Backend for Cluster {
+    type Kind = redis::Redis;
+
+    fn name(&self) -> &'static str {
+        "redis-cluster"
+    }
+
+    fn start(&self, _: Home) -> Result<RedisServer, ServerError> {
+        RedisCluster::single()
+    }
+
+    fn url(&self, server: String) -> String {
+        server.replace("redis://", "redis+cluster://")
+    }
+
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        Ok(Arc::new(ClusterDriver::connect(url).await?))
     }
 
     fn is_short(&self) -> bool {

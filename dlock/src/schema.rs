@@ -36,6 +36,17 @@ pub fn schema(url: &str) -> Result<Cow<'static, str>, Error> {
                 crate::connect::without_settings(url)?.parse()?;
             Ok(Cow::Owned(config.schema()))
         }
+        #[cfg(feature = "quorum")]
+        crate::majority::SCHEME => {
+            let mut each: Vec<_> = Vec::new();
+            for store in crate::majority::words(url).1 {
+                let text = schema(store)?;
+                if !each.contains(&text) {
+                    each.push(text);
+                }
+            }
+            Ok(Cow::Owned(each.join("\n")))
+        }
         _ => fixed(&scheme).map(Cow::Borrowed),
     }
 }
@@ -46,9 +57,8 @@ fn fixed(scheme: &str) -> Result<&'static str, Error> {
         #[cfg(feature = "memory")]
         "memory" => Ok("-- nothing to prepare: the locks live inside the process\n"),
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "redis+sentinel" | "rediss" | "rediss+sentinel" => {
-            Ok(dlock_redis::RedisConfig::RIGHTS)
-        }
+        "redis" | "redis+unix" | "redis+sentinel" | "redis+cluster" | "rediss"
+        | "rediss+sentinel" | "rediss+cluster" => Ok(dlock_redis::RedisConfig::RIGHTS),
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             Ok("-- nothing to prepare: the first client makes the file, and its table in it\n")

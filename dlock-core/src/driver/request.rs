@@ -7,12 +7,17 @@ use crate::{
     owner::{HoldId, MAX_SHARERS, Mode, Owner},
     token::FencingToken,
 };
+use rustix::{
+    io::Errno,
+    process::{Pid, test_kill_process},
+};
 use std::{
-    fmt,
+    fmt, fs,
     num::NonZeroU64,
     sync::{Arc, LazyLock},
     time::Duration,
 };
+use uuid::Uuid;
 
 /// A group of names that share a fate: a session, a shard, a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -125,6 +130,10 @@ pub struct HolderInfo {
     pub host: String,
     /// Its process id there.
     pub pid: u32,
+    /// What it says of itself, such as its job; at most 24 bytes, and often empty.
+    pub note: String,
+    /// The running system whose process it is.
+    machine: Option<u32>,
 }
 
 impl HolderInfo {
@@ -139,7 +148,31 @@ impl HolderInfo {
     #[must_use]
     pub fn here() -> Self {
         let uname = rustix::system::uname();
-        Self::new(uname.nodename().to_string_lossy(), std::process::id())
+        let info = Self::new(uname.nodename().to_string_lossy(), std::process::id());
+        Self {
+            machine: machine(),
+            ..info
+        }
+    }
+
+    /// Whether the process has ended; `None`: that cannot be known here, because it is or was a process of another
+    /// machine or container, or of this machine before it was last started.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// assert_eq!(HolderInfo::here().has_ended(), Some(false));
+    /// assert_eq!(HolderInfo::new("web7", 4711).has_ended(), None);
+    /// ```
+    #[must_use]
+    pub fn has_ended(&self) -> Option<bool> {
+        if self.machine.is_none() || self.machine != machine() || self.host != Self::here().host {
+            return None;
+        }
+        let pid = Pid::from_raw(self.pid.try_into().ok()?)?;
+        // The process of another user exists, too, and so does the next one that has its id.
+        Some(test_kill_process(pid) == Err(Errno::SRCH))
     }
 
     /// Builds holder info. The host is cut to 64 bytes and loses its control characters and blanks.
@@ -152,17 +185,33 @@ impl HolderInfo {
     /// ```
     #[must_use]
     pub fn new(host: impl AsRef<str>, pid: u32) -> Self {
-        let mut kept = String::new();
-        for c in host.as_ref().chars() {
-            if kept.len() + c.len_utf8() > 64 {
-                break;
-            }
-            if !c.is_control() && !c.is_whitespace() {
-                kept.push(c);
-            }
+        Self {
+            host: cut(host.as_ref(), 64, char::is_whitespace),
+            pid,
+            note: String::new(),
+            machine: None,
         }
-        Self { host: kept, pid }
     }
+
+    /// Adds a note for people who inspect the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
+    /// its control characters, the blanks round it, and each `@` and `~` before it.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// let info = HolderInfo::here().with_note("nightly report");
+    /// assert_eq!(info.note, "nightly report");
+    /// ```
+    #[must_use]
+    pub fn with_note(mut self, note: impl AsRef<str>) -> Self {
+        let kept = cut(note.as_ref(), Self::MAX_NOTE_BYTES, |_| false);
+        self.note = kept.trim().trim_start_matches(['@', '~', ' ']).to_owned();
+        self
+    }
+
+    /// The longest note, in bytes of UTF-8.
+    pub const MAX_NOTE_BYTES: usize = 24;
 
     /// Parses what `Display` wrote. Any other text gives empty holder info.
     ///
@@ -170,22 +219,74 @@ impl HolderInfo {
     /// ```
     /// use dlock_core::HolderInfo;
     ///
-    /// let info = HolderInfo::new("web7", 4711);
+    /// let info = HolderInfo::new("web7", 4711).with_note("nightly report");
     /// assert_eq!(HolderInfo::parse(&info.to_string()), info);
     /// ```
     #[must_use]
     pub fn parse(text: &str) -> Self {
-        match text.split_once(' ').map(|(pid, host)| (pid.parse(), host)) {
-            Some((Ok(pid), host)) => Self::new(host, pid),
-            _ => Self::default(),
+        let Some((pid, rest)) = text.split_once(' ') else {
+            return Self::default();
+        };
+        let Ok(pid) = pid.parse() else {
+            return Self::default();
+        };
+        let (host, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (machine, note) = marked('@', rest);
+        Self {
+            machine: machine.and_then(|machine| u32::from_str_radix(machine, 16).ok()),
+            ..Self::new(host, pid).with_note(note)
         }
     }
 }
 
-/// `PID HOST`, one line: the stored form.
+/// The beginning of a text without its control characters, and without what is `unwanted`.
+fn cut(text: &str, bytes: usize, unwanted: fn(char) -> bool) -> String {
+    let mut kept = String::new();
+    for c in text.chars() {
+        if kept.len() + c.len_utf8() > bytes {
+            break;
+        }
+        if !c.is_control() && !unwanted(c) {
+            kept.push(c);
+        }
+    }
+    kept
+}
+
+/// What stands behind a mark at the beginning of a text, and the rest of the text.
+fn marked(mark: char, text: &str) -> (Option<&str>, &str) {
+    match text.strip_prefix(mark) {
+        Some(found) => {
+            let (found, rest) = found.split_once(' ').unwrap_or((found, ""));
+            (Some(found), rest)
+        }
+        None => (None, text),
+    }
+}
+
+/// Identifies this running system and the namespace of its process ids, in which no two processes have one id.
+fn machine() -> Option<u32> {
+    static MACHINE: LazyLock<Option<u32>> = LazyLock::new(|| {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let ids = fs::read_link("/proc/self/ns/pid").ok()?;
+        let text = format!("{boot}{}", ids.display());
+        let hash = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes());
+        Some(hash.as_fields().0)
+    });
+    *MACHINE
+}
+
+/// `PID HOST`, with ` @MACHINE` and ` NOTE` if there are such, one line of at most 128 bytes: the stored form.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.pid, self.host)
+        write!(f, "{} {}", self.pid, self.host)?;
+        if let Some(machine) = self.machine {
+            write!(f, " @{machine:08x}")?;
+        }
+        match self.note.as_str() {
+            "" => Ok(()),
+            note => write!(f, " {note}"),
+        }
     }
 }
 

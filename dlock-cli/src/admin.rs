@@ -4,25 +4,15 @@ use crate::{
     args::Break,
     exit::Exit,
     output::{Output, object, result, words},
+    table,
 };
 use dlock::{Broken, Client, FencingToken};
 use futures_util::StreamExt;
 use serde_json::json;
 
-pub(crate) async fn inspect(client: &Client, name: &str, output: &Output) -> Exit {
-    match client.admin().inspect(name).await {
-        Ok(snapshot) => {
-            let object = object(&snapshot, client.capabilities().backend);
-            output.print(&object, &words(&snapshot), Exit::DONE)
-        }
-        Err(error) => output.fail(&error, Exit::of(&error, Exit::HELD)),
-    }
-}
-
-pub(crate) async fn list(client: &Client, prefix: &str, output: &Output) -> Exit {
-    let mut listed = client.admin().list(prefix);
-    while let Some(shown) = listed.next().await {
-        let snapshot = match shown {
+pub(crate) async fn inspect(client: &Client, names: &[String], output: &Output) -> Exit {
+    for name in names {
+        let snapshot = match client.admin().inspect(name).await {
             Ok(snapshot) => snapshot,
             Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
         };
@@ -34,8 +24,35 @@ pub(crate) async fn list(client: &Client, prefix: &str, output: &Output) -> Exit
     Exit::DONE
 }
 
+pub(crate) async fn list(client: &Client, prefix: &str, output: &Output) -> Exit {
+    let mut listed = client.admin().list(prefix);
+    let mut header = Some(table::header());
+    while let Some(shown) = listed.next().await {
+        let snapshot = match shown {
+            Ok(snapshot) => snapshot,
+            Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
+        };
+        let object = object(&snapshot, client.capabilities().backend);
+        let row = table::row(&snapshot);
+        let lines = header
+            .take()
+            .map_or(row.clone(), |header| format!("{header}\n{row}"));
+        if output.result(&object, &lines).is_err() {
+            return Exit::OUTPUT;
+        }
+    }
+    if header.is_some() && !output.is_json() {
+        let which = match prefix {
+            "" => "no lock is held".to_owned(),
+            prefix => format!("no lock is held whose name begins with {prefix:?}"),
+        };
+        output.warn(&which);
+    }
+    Exit::DONE
+}
+
 pub(crate) async fn break_lock(client: &Client, args: Break, output: &Output) -> Exit {
-    let only = args.token.map(FencingToken);
+    let only = args.only.token.map(FencingToken);
     let broken = match client.admin().break_lock(&args.name, only).await {
         Ok(broken) => broken,
         Err(error) => return output.fail(&error, Exit::of_change(&error)),

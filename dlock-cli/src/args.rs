@@ -1,8 +1,13 @@
 //! Command-line arguments.
 
-use crate::exit::Exit;
+use crate::{exit::Exit, output::span};
 use clap::{Args, Parser, Subcommand};
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use dlock::{HolderInfo, LockName, MAX_LEASE, MIN_LEASE};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Distributed locks for scripts.
 ///
@@ -56,12 +61,13 @@ pub(crate) enum Command {
     Renew(Renew),
     /// Release a hold that `acquire` printed, or all holds of an owner.
     Release(Release),
-    /// Show who holds a lock.
+    /// Show who holds a lock, or several.
     Inspect {
-        /// The lock.
-        name: String,
+        /// The locks.
+        #[arg(required = true, value_name = "NAME", value_parser = name)]
+        names: Vec<String>,
     },
-    /// Show the locks that are held.
+    /// Show the locks that are held, as a table.
     List {
         /// Only locks whose names begin with this.
         #[arg(default_value = "")]
@@ -79,6 +85,15 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Print what the store needs: tables and rights.
     Schema,
+    /// Show the locks that are held, and go on showing them: in a terminal as a table that stays in its
+    /// place, until q or Ctrl-C.
+    Watch(Watch),
+    /// Install the man pages, and the completions of bash, zsh and fish.
+    InstallExtras {
+        /// Below which directory. Default: /usr/local for root, else ~/.local.
+        #[arg(long, value_name = "DIR")]
+        prefix: Option<PathBuf>,
+    },
 }
 
 const EVERYWHERE: &str = "Store and output";
@@ -101,10 +116,10 @@ DLOCK_TOKEN is the number of the term, greater than that of every term before.";
 #[derive(Debug, Args)]
 pub(crate) struct WaitArgs {
     /// Fail at once when it is held.
-    #[arg(short = 'n', long, conflicts_with = "wait")]
+    #[arg(short = 'n', long, aliases = ["nb", "nonblocking"], conflicts_with = "wait")]
     pub(crate) nonblock: bool,
     /// Wait for at most this long: seconds, fractions are allowed, or a time such as 1m30s; 0 is -n.
-    #[arg(short, long, value_name = "DUR", value_parser = time)]
+    #[arg(short, long, alias = "timeout", value_name = "DUR", value_parser = time)]
     pub(crate) wait: Option<Duration>,
 }
 
@@ -131,24 +146,28 @@ pub(crate) struct Exec {
     pub(crate) conflict_exit_code: u8,
     /// Another lock that the command needs; repeatable. All are acquired, in an order in which no two dlocks
     /// wait for each other, or none is.
-    #[arg(long, value_name = "NAME", conflicts_with = "min_hold")]
+    #[arg(long, value_name = "NAME", value_parser = name, conflicts_with = "min_hold")]
     pub(crate) also: Vec<String>,
     /// Share the lock with all who do: for those who read what others change under the lock.
     #[arg(short, long, conflicts_with_all = ["permits", "also", "min_hold"])]
     pub(crate) shared: bool,
     /// Let this many commands hold the lock at once, from 1 to 1024. All users of the lock name the same number.
-    #[arg(long, value_name = "N", conflicts_with_all = ["also", "min_hold"])]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with_all = ["also", "min_hold"])]
     pub(crate) permits: Option<u32>,
     /// End the command when the lock has been held this long.
-    #[arg(long, value_name = "DUR", value_parser = time)]
+    #[arg(long, value_name = "DUR", value_parser = lease)]
     pub(crate) max_hold: Option<Duration>,
     /// Keep the lock unavailable for at least this long, even if the command ends earlier: for one job on
     /// hosts whose clocks differ.
-    #[arg(long, value_name = "DUR", value_parser = time)]
+    #[arg(long, value_name = "DUR", value_parser = least)]
     pub(crate) min_hold: Option<Duration>,
     /// What happens to the command when the lock is lost.
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
+    /// Write what happened to this file when dlock ends: gauges that the textfile collector of Prometheus's node
+    /// exporter reads, if the name ends in .prom.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) metrics_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) run: Run,
 }
@@ -164,7 +183,7 @@ pub(crate) struct Lead {
 pub(crate) struct Run {
     /// How soon the lock is free after this machine dies; it is renewed while the command runs. Default:
     /// 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = time)]
+    #[arg(long, value_name = "DUR", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
     /// How long before the lock is lost the command gets TERM; KILL follows after three quarters of that
     /// time. At most half of the lease. Default: 2s or a fifth of the lease, the smaller.
@@ -181,7 +200,11 @@ pub(crate) struct Run {
     /// starts could read a password in it.
     #[arg(long)]
     pub(crate) pass_url: bool,
+    /// What `inspect` says of the holder besides its host and process; at most 32 bytes.
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub(crate) note: Option<String>,
     /// The lock.
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     /// Run this text with `sh -c`.
     #[arg(short, value_name = "TEXT", conflicts_with = "command")]
@@ -208,18 +231,23 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) wait_args: WaitArgs,
     /// How long the hold lasts without renewal. Default: 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = time)]
+    #[arg(long, value_name = "DUR", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
+    /// What `inspect` says of the holder besides its host and process; at most 32 bytes.
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub(crate) note: Option<String>,
     /// The lock.
+    #[arg(value_parser = name)]
     pub(crate) name: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Renew {
     /// How long the hold lasts from now on. Default: 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = time)]
+    #[arg(long, value_name = "DUR", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
     /// The lock.
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) hold: Hold,
@@ -228,6 +256,7 @@ pub(crate) struct Renew {
 #[derive(Debug, Args)]
 pub(crate) struct Release {
     /// The lock.
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) hold: Hold,
@@ -235,13 +264,10 @@ pub(crate) struct Release {
 
 /// The secret that releases a hold.
 #[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
 pub(crate) struct Hold {
     /// What `acquire` printed. `release` also takes the owner alone, for all its holds.
-    #[arg(
-        value_name = "OWNER/HOLD",
-        required_unless_present = "hold_file",
-        conflicts_with = "hold_file"
-    )]
+    #[arg(value_name = "OWNER/HOLD")]
     pub(crate) hold: Option<String>,
     /// Read it from a file of one line, where ps does not show it; - is standard input.
     #[arg(long, value_name = "PATH")]
@@ -250,27 +276,89 @@ pub(crate) struct Hold {
 
 #[derive(Debug, Args)]
 pub(crate) struct Break {
+    #[command(flatten)]
+    pub(crate) only: Only,
+    /// The lock.
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
+}
+
+/// Which incarnation to break.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Only {
     /// Only if this is still its token, as `inspect` showed it.
-    #[arg(
-        long,
-        value_name = "N",
-        required_unless_present = "force",
-        conflicts_with = "force"
-    )]
+    #[arg(long, value_name = "N")]
     pub(crate) token: Option<u64>,
     /// Whatever its token.
     #[arg(long)]
     pub(crate) force: bool,
-    /// The lock.
-    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
+    /// Only locks whose names begin with this.
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// How often the store is asked.
+    #[arg(long, value_name = "DUR", default_value = "1s", value_parser = lease)]
+    pub(crate) every: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// The lease to judge for. Default: 30s, or dlock.lease of the URL.
-    #[arg(long, value_name = "DUR", value_parser = time)]
+    #[arg(long, value_name = "DUR", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
 }
+
+impl Cli {
+    /// What is wrong with options that contradict each other.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let (run, exec) = match &self.command {
+            Command::Exec(exec) => (&exec.run, Some(exec)),
+            Command::Lead(lead) => (&lead.run, None),
+            _ => return None,
+        };
+        if let (Some(grace), Some(lease)) = (run.kill_grace, run.lease)
+            && grace > lease / 2
+        {
+            return Some(grace_too_long(grace, lease));
+        }
+        let exec = exec?;
+        if let (Some(least), Some(most)) = (exec.min_hold, exec.max_hold)
+            && least > most
+        {
+            let (least, most) = (span(least), span(most));
+            return Some(format!(
+                "--min-hold ({least}) must not exceed --max-hold ({most})"
+            ));
+        }
+        if let Some(folder) = exec.metrics_file.as_deref().and_then(Path::parent)
+            && folder != Path::new("")
+            && !folder.is_dir()
+        {
+            return Some(format!(
+                "--metrics-file: there is no directory {}",
+                folder.display()
+            ));
+        }
+        let locks = exec.also.len() + 1;
+        (locks > MAX_LOCKS).then(|| {
+            format!("--also: a command can have at most {MAX_LOCKS} locks, and these are {locks}")
+        })
+    }
+}
+
+/// What is wrong with a `--kill-grace`: a renewal is due after a third and has failed after a half, so a longer one
+/// would end commands whose lock is well.
+pub(crate) fn grace_too_long(grace: Duration, lease: Duration) -> String {
+    let (grace, lease) = (span(grace), span(lease));
+    format!("--kill-grace ({grace}) must be at most half of --lease ({lease})")
+}
+
+/// The most locks of one command.
+const MAX_LOCKS: usize = 64;
 
 /// The shortest limit that counts as waiting.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -283,6 +371,43 @@ fn time(text: &str) -> Result<Duration, String> {
         Err(_) => humantime::parse_duration(text).map_err(|error| {
             format!("{text:?} is no time such as 10, 0.5, 500ms or 1m30s: {error}")
         }),
+    }
+}
+
+/// A time that the library takes as a lease, or as a limit of one.
+fn lease(text: &str) -> Result<Duration, String> {
+    between(time(text)?, MIN_LEASE)
+}
+
+/// A minimum hold; none is one of 0.
+fn least(text: &str) -> Result<Duration, String> {
+    between(time(text)?, Duration::ZERO)
+}
+
+fn between(time: Duration, least: Duration) -> Result<Duration, String> {
+    match time {
+        time if time < least => Err(format!("must be at least {}", span(least))),
+        time if time > MAX_LEASE => {
+            let days = MAX_LEASE.as_secs() / (24 * 3600);
+            Err(format!("must be at most {days} days"))
+        }
+        time => Ok(time),
+    }
+}
+
+/// The name of a lock.
+fn name(text: &str) -> Result<String, String> {
+    match LockName::new(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn note(text: &str) -> Result<String, String> {
+    let most = HolderInfo::MAX_NOTE_BYTES;
+    match text.len() {
+        bytes if bytes > most => Err(format!("must have at most {most} bytes, not {bytes}")),
+        _ => Ok(text.to_owned()),
     }
 }
 

@@ -7,18 +7,21 @@ mod clear;
 mod doctor;
 mod exec;
 mod exit;
+mod extras;
 mod output;
 mod secret;
 mod signals;
 mod store;
+mod table;
+mod watch;
 mod withdraw;
 
-use args::{Cli, Command, Doctor};
+use args::{Cli, Command, Doctor, Exec, Lead};
 use clap::{
     Parser,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use dlock::{Client, Error, Lease};
+use dlock::{Client, Error, HolderInfo, Lease};
 use exit::Exit;
 use output::Output;
 use signals::{Blocked, Ended, Signals};
@@ -43,6 +46,13 @@ fn parse_and_run() -> Exit {
     };
     let output = Output::new(&cli);
     output.log();
+    if let Some(message) = cli.contradiction() {
+        output.misuse(&message);
+        return Exit::USAGE;
+    }
+    if let Command::InstallExtras { prefix } = &cli.command {
+        return extras::install(prefix.as_deref(), &output);
+    }
     // While signals still end the process: standard input may be a terminal.
     let store = match Store::of(&cli, &output) {
         Ok(store) => store,
@@ -144,21 +154,37 @@ async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output)
         }
         (Command::Renew(args), _) => by_hand::renew(&client, args, output).await,
         (Command::Release(args), _) => by_hand::release(&client, args, output).await,
-        (Command::Inspect { name }, _) => admin::inspect(&client, &name, output).await,
+        (Command::Inspect { names }, _) => admin::inspect(&client, &names, output).await,
         (Command::List { prefix }, _) => admin::list(&client, &prefix, output).await,
         (Command::Break(args), _) => admin::break_lock(&client, args, output).await,
+        (Command::Watch(args), _) => watch::run(&client, &args, output).await,
         (Command::Doctor(_), _) => doctor::run(&client, output).await,
         // These were handled above, or run with signals.
-        (Command::Schema | Command::Exec(_) | Command::Lead(_) | Command::Acquire(_), _) => {
-            Exit::BUG
-        }
+        (
+            Command::Schema
+            | Command::InstallExtras { .. }
+            | Command::Exec(_)
+            | Command::Lead(_)
+            | Command::Acquire(_),
+            _,
+        ) => Exit::BUG,
+    }
+}
+
+fn noted(info: HolderInfo, note: &Option<String>) -> HolderInfo {
+    match note {
+        Some(note) => info.with_note(note),
+        None => info,
     }
 }
 
 async fn connect(url: &str, command: &Command) -> Result<Client, Error> {
     let builder = dlock::builder(url).await?;
     match command {
-        Command::Acquire(_) => builder.holder_info(by_hand::holder_info()),
+        Command::Acquire(args) => builder.holder_info(noted(by_hand::holder_info(), &args.note)),
+        Command::Exec(Exec { run, .. }) | Command::Lead(Lead { run }) => {
+            builder.holder_info(noted(HolderInfo::here(), &run.note))
+        }
         Command::Doctor(Doctor { lease: Some(lease) }) => builder.lease(Lease::renewed(*lease)),
         _ => builder,
     }

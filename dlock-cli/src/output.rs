@@ -4,7 +4,7 @@ use crate::{
     args::{Cli, Command},
     exit::Exit,
 };
-use dlock::{Error, Mode, Snapshot};
+use dlock::{Error, HolderInfo, Mode, Snapshot};
 use rustix::fs::{FileType, OFlags};
 use serde_json::{Value, json};
 use std::{
@@ -221,7 +221,7 @@ pub(crate) fn object(snapshot: &Snapshot, backend: &str) -> Value {
         "age_ms": snapshot.age.map(millis),
         "waiters": snapshot.waiters,
         "damaged": snapshot.damaged,
-        "metadata": note.map(|note| json!({"host": note.host, "pid": note.pid})),
+        "metadata": note.map(|info| json!({"host": info.host, "pid": info.pid, "note": info.note})),
     });
     result(snapshot.name.as_str(), backend, known)
 }
@@ -252,8 +252,7 @@ pub(crate) fn busy(snapshot: &Snapshot) -> Option<String> {
         _ => (format!("held by #{}", holder.owner), ""),
     };
     if !holder.info.host.is_empty() {
-        let note = &holder.info;
-        words.push_str(&format!(" ({first}process {} on {})", note.pid, note.host));
+        words.push_str(&format!(" ({first}process {})", process(&holder.info)));
     }
     if let Some(token) = holder.token {
         words.push_str(&format!(", token {token}"));
@@ -271,6 +270,17 @@ pub(crate) fn busy(snapshot: &Snapshot) -> Option<String> {
         words.push_str(&format!(", {waiters} waiting"));
     }
     Some(words)
+}
+
+/// A holder's process, for people.
+pub(crate) fn process(info: &HolderInfo) -> String {
+    let HolderInfo {
+        host, pid, note, ..
+    } = info;
+    match note.as_str() {
+        "" => format!("{pid} on {host}"),
+        note => format!("{pid} on {host}, {note:?}"),
+    }
 }
 
 pub(crate) fn millis(span: Duration) -> u64 {

@@ -75,11 +75,15 @@ fn given(cli: &Cli, output: &Output) -> Result<Option<String>, String> {
         return secret::read(path, output).map(Some);
     }
     match env::var_os(URL) {
-        Some(url) if !url.is_empty() => match url.into_string() {
+        // A variable that was to be filled in, and was not: locks of this machine would take nothing from others.
+        Some(url) if url.is_empty() => Err(format!(
+            "${URL} is empty: let it name the store, or unset it for locks of this machine in the default file"
+        )),
+        Some(url) => match url.into_string() {
             Ok(url) => Ok(Some(url)),
             Err(_) => Err(format!("${URL} is not UTF-8")),
         },
-        _ => Ok(None),
+        None => Ok(None),
     }
 }
 

@@ -132,6 +132,8 @@ pub enum LossReason {
     Session,
     /// The client was shut down and left the lock to its lease.
     Shutdown,
+    /// The client's presence, on which the lock depended, is over. See [`ClientBuilder::presence`](crate::ClientBuilder::presence).
+    Presence,
 }
 
 impl fmt::Display for LossReason {
@@ -143,6 +145,9 @@ impl fmt::Display for LossReason {
             }
             Self::Session => "the session that carried it is over",
             Self::Shutdown => "the client was shut down and left it to its lease",
+            Self::Presence => {
+                "the client's presence expired, could not be renewed in time, or was broken"
+            }
         })
     }
 }
@@ -318,6 +323,15 @@ impl Error {
         Self::misuse(
             "a reader or the holder of a permit cannot enter its lock again, nor upgrade: go on with its guard, \
              or release it first",
+        )
+    }
+
+    /// A hold that depends on its client's presence was to be handed on.
+    pub(crate) fn depends_on_presence() -> Self {
+        Self::new(
+            ErrorKind::Unsupported,
+            "the lock depends on its client's presence and cannot be handed on: acquire it with an owner \
+             (`with_owner`), or through a client without presence",
         )
     }
 

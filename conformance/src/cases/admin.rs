@@ -42,7 +42,7 @@ async fn inspect_changes_nothing(ctx: Ctx) -> Result {
 
 async fn inspect_shows_who_is_inside(ctx: Ctx) -> Result {
     let ([driver, other], name) = ctx.test_drivers().await?;
-    let note = HolderInfo::new("a-host", 42);
+    let note = HolderInfo::new("a-host", 42).with_note("a job, its note");
     let hold = driver.take(&ctx.ask(&name).noting(note.clone())).await?;
     let more = driver.take(&hold.ask.again()).await?;
     let seen = other.inspect(&name).await?;

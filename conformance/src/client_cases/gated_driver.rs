@@ -49,6 +49,7 @@ pub(crate) enum Step {
     Leave,
     Renew,
     Release,
+    Break,
 }
 
 /// The outcome of one call.
@@ -87,12 +88,12 @@ pub(crate) struct Seen {
 
 #[derive(Default)]
 struct Script {
-    once: [VecDeque<CallOutcome>; 4],
-    standing: [CallOutcome; 4],
+    once: [VecDeque<CallOutcome>; 5],
+    standing: [CallOutcome; 5],
     dead: bool,
     worthless: bool,
-    calls: [usize; 4],
-    answered: [usize; 4],
+    calls: [usize; 5],
+    answered: [usize; 5],
     seen: Vec<Seen>,
     /// The two ends of the channel for wake-ups that a case sends itself: one until the driver is
     /// closed, the other until the client has taken its stream.
@@ -132,7 +133,7 @@ impl GatedDriver {
 
     /// From now on every call meets this one.
     pub(crate) fn all(&self, outcome: CallOutcome) {
-        self.script().standing = [outcome; 4];
+        self.script().standing = [outcome; 5];
     }
 
     /// From now on nothing fails.
@@ -389,7 +390,10 @@ impl DistributedLock for GatedDriver {
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        self.inner.break_lock(name, only).await
+        self.asked(Step::Break, name, None, None);
+        let name = name.clone();
+        let call = |store: Store| async move { store.break_lock(&name, only).await };
+        self.meet(Step::Break, call).await
     }
 
     async fn close(&self) {

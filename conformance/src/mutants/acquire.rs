@@ -8,7 +8,7 @@ use super::{
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    ErrorKind, HoldId, Holds, Owner,
+    ErrorKind, HoldId, HolderInfo, Holds, Owner,
     driver::{Acquire, Acquired, Held, Release, Released, Renewed, Result},
 };
 use std::time::Duration;
@@ -34,6 +34,17 @@ table! {
     late_is_not_looked_at breaks(Clause::Indeterminate, Clause::Late, Clause::Error) => Edit {
         acquire: |req| req.give_up = req.give_up + FAR,
         renew: |batch| batch.give_up = batch.give_up + FAR,
+        ..Edit::NONE
+    };
+    a_refusal_says_nothing_of_the_holder breaks(Clause::Presence) => Edit {
+        acquired: |_, mut answer| {
+            if let Ok(Acquired::Held(held)) = &mut answer
+                && let Some(by) = &mut held.by
+            {
+                by.info = HolderInfo::default();
+            }
+            answer
+        },
         ..Edit::NONE
     };
     // Tells a holder to wait for itself.

@@ -10,7 +10,7 @@ use crate::{
         watch::{Ended, Watch},
     },
     exit::Exit,
-    output::{Output, span},
+    output::Output,
     signals::Signals,
     store::{self, Store},
 };
@@ -117,13 +117,7 @@ impl<'a> Command<'a> {
 fn grace(lock: &Lock, asked: Option<Duration>) -> Result<Duration, Error> {
     let lease = lock.effective_lease().unwrap_or_default().length();
     match asked {
-        // A renewal is due after a third and has failed after a half: a longer grace would end commands
-        // whose lock is well.
-        Some(grace) if grace > lease / 2 => Err(Error::misuse(format!(
-            "--kill-grace ({}) must be at most half of the lease ({})",
-            span(grace),
-            span(lease)
-        ))),
+        Some(grace) if grace > lease / 2 => Err(Error::misuse(args::grace_too_long(grace, lease))),
         Some(grace) => Ok(grace),
         None => Ok((lease / 5).min(Duration::from_secs(2))),
     }

@@ -9,6 +9,7 @@ mod command;
 mod held;
 pub(crate) mod lead;
 mod locks;
+mod metrics;
 mod passes;
 mod stage;
 mod tokens;
@@ -48,6 +49,7 @@ pub(crate) async fn run(
         Err(error) => return output.fail(&error, Exit::of(&error, conflict)),
     };
     let began = Instant::now();
+    let mut record = metrics::Run::begin();
     let exit = match signals.unless(job.enter()).await {
         Ok(Ok(Some(held))) => {
             let after = span(began.elapsed());
@@ -58,7 +60,10 @@ pub(crate) async fn run(
                     guard.token()
                 ));
             }
-            job.hold(held, signals).await
+            record.acquired();
+            let ended = job.hold(held, signals).await;
+            record.lost = ended.lost;
+            ended.exit
         }
         Ok(Ok(None)) => report_held(client, &job.locks, None, output, conflict).await,
         Ok(Err(error)) if is_busy(&error) => {
@@ -68,6 +73,14 @@ pub(crate) async fn run(
         Err(Signalled(number)) => Exit::signal(number),
     };
     withdraw(client, &job.locks, output).await;
+    if let Some(path) = &args.metrics_file
+        && let Err(error) = record.write(path, &args.run.name, exit)
+    {
+        let path = path.display();
+        output.say(&format!(
+            "--metrics-file {path} could not be written: {error}"
+        ));
+    }
     exit
 }
 
@@ -165,22 +178,30 @@ impl<'a> Job<'a> {
     }
 
     /// Runs the command while the locks are held.
-    async fn hold(&self, held: Held, signals: &mut Signals) -> Exit {
+    async fn hold(&self, held: Held, signals: &mut Signals) -> Ended {
         let locks = held.locks(self.locks[0].name());
-        match self.command.run(locks, signals).await {
-            Ok(Ended { lost: true, .. }) => {
+        let mut ended = match self.command.run(locks, signals).await {
+            Ok(ended) if ended.lost => {
                 drop(held); // `withdraw` releases what is not over
-                Exit::LOST
+                return Ended {
+                    exit: Exit::LOST,
+                    ..ended
+                };
             }
-            Ok(Ended { exit, .. }) => match self.give_back(held, signals).await {
-                true => exit,
-                false => Exit::LOST,
-            },
+            Ok(ended) => ended,
             Err(exit) => {
                 self.give_back(held, signals).await;
-                exit
+                return Ended {
+                    exit,
+                    lost: false,
+                    told: false,
+                };
             }
+        };
+        if !self.give_back(held, signals).await {
+            (ended.exit, ended.lost) = (Exit::LOST, true);
         }
+        ended
     }
 
     /// Releases; returns whether all locks were held to the end. A signal meanwhile leaves the release to

@@ -19,5 +19,7 @@ mod secrets;
 mod session;
 mod several;
 mod sharing;
+mod shown;
 mod stores;
 mod table;
+mod traps;

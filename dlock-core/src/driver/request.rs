@@ -125,6 +125,10 @@ pub struct HolderInfo {
     pub host: String,
     /// Its process id there.
     pub pid: u32,
+    /// What it says of itself, such as its job; at most 32 bytes, and often empty.
+    pub note: String,
+    /// The presence of its client that the hold depends on.
+    presence: Option<HoldId>,
 }
 
 impl HolderInfo {
@@ -152,17 +156,57 @@ impl HolderInfo {
     /// ```
     #[must_use]
     pub fn new(host: impl AsRef<str>, pid: u32) -> Self {
-        let mut kept = String::new();
-        for c in host.as_ref().chars() {
-            if kept.len() + c.len_utf8() > 64 {
-                break;
-            }
-            if !c.is_control() && !c.is_whitespace() {
-                kept.push(c);
-            }
+        Self {
+            host: cut(host.as_ref(), 64, char::is_whitespace),
+            pid,
+            note: String::new(),
+            presence: None,
         }
-        Self { host: kept, pid }
     }
+
+    /// The same for a hold that depends on a presence.
+    pub(crate) fn depending_on(&self, presence: HoldId) -> Self {
+        Self {
+            presence: Some(presence),
+            ..self.clone()
+        }
+    }
+
+    /// The id of the [presence](crate::ClientBuilder::presence) that the hold depends on, if any: the lock `~alive:ID`
+    /// is held while the holder's client is there.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{HoldId, HolderInfo};
+    ///
+    /// assert_eq!(HolderInfo::here().presence(), None);
+    /// let info = HolderInfo::parse("4711 web7 ~0000000000000007 nightly report");
+    /// assert_eq!(info.presence(), Some(HoldId::from_bits(7)));
+    /// ```
+    #[must_use]
+    pub fn presence(&self) -> Option<HoldId> {
+        self.presence
+    }
+
+    /// Adds a note for people who inspect the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
+    /// its control characters, the blanks round it and each `~` before it.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// let info = HolderInfo::here().with_note("nightly report");
+    /// assert_eq!(info.note, "nightly report");
+    /// ```
+    #[must_use]
+    pub fn with_note(mut self, note: impl AsRef<str>) -> Self {
+        let kept = cut(note.as_ref(), Self::MAX_NOTE_BYTES, |_| false);
+        self.note = kept.trim().trim_start_matches(['~', ' ']).to_owned();
+        self
+    }
+
+    /// The longest note, in bytes of UTF-8.
+    pub const MAX_NOTE_BYTES: usize = 32;
 
     /// Parses what `Display` wrote. Any other text gives empty holder info.
     ///
@@ -170,22 +214,56 @@ impl HolderInfo {
     /// ```
     /// use dlock_core::HolderInfo;
     ///
-    /// let info = HolderInfo::new("web7", 4711);
+    /// let info = HolderInfo::new("web7", 4711).with_note("nightly report");
     /// assert_eq!(HolderInfo::parse(&info.to_string()), info);
     /// ```
     #[must_use]
     pub fn parse(text: &str) -> Self {
-        match text.split_once(' ').map(|(pid, host)| (pid.parse(), host)) {
-            Some((Ok(pid), host)) => Self::new(host, pid),
-            _ => Self::default(),
+        let Some((pid, rest)) = text.split_once(' ') else {
+            return Self::default();
+        };
+        let Ok(pid) = pid.parse() else {
+            return Self::default();
+        };
+        let (host, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let info = Self::new(host, pid);
+        let Some(rest) = rest.strip_prefix('~') else {
+            return info.with_note(rest);
+        };
+        let (id, note) = rest.split_once(' ').unwrap_or((rest, ""));
+        let info = info.with_note(note);
+        match u64::from_str_radix(id, 16) {
+            Ok(id) => info.depending_on(HoldId::from_bits(id)),
+            Err(_) => info,
         }
     }
 }
 
-/// `PID HOST`, one line: the stored form.
+/// The beginning of a text without its control characters, and without what is `unwanted`.
+fn cut(text: &str, bytes: usize, unwanted: fn(char) -> bool) -> String {
+    let mut kept = String::new();
+    for c in text.chars() {
+        if kept.len() + c.len_utf8() > bytes {
+            break;
+        }
+        if !c.is_control() && !unwanted(c) {
+            kept.push(c);
+        }
+    }
+    kept
+}
+
+/// `PID HOST`, with ` ~PRESENCE` and ` NOTE` if there are such, one line of at most 128 bytes: the stored form.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.pid, self.host)
+        write!(f, "{} {}", self.pid, self.host)?;
+        if let Some(id) = self.presence {
+            write!(f, " ~{id}")?;
+        }
+        match self.note.as_str() {
+            "" => Ok(()),
+            note => write!(f, " {note}"),
+        }
     }
 }
 

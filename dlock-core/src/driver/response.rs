@@ -6,7 +6,7 @@ use crate::{
         request::{HolderInfo, Lane},
     },
     name::LockName,
-    owner::Fingerprint,
+    owner::{Fingerprint, Mode},
     token::FencingToken,
 };
 use std::{num::NonZeroU32, ops::RangeInclusive, time::Duration};
@@ -68,6 +68,16 @@ pub struct Held {
     pub poll_in: Option<Duration>,
     /// How many tickets are queued before this one; the error of a wait that timed out says it.
     pub ahead: Option<u32>,
+}
+
+impl Held {
+    /// Whether the holder depends on its client's presence, and can be named.
+    pub(crate) fn depends_on_presence(&self) -> bool {
+        self.by.as_ref().is_some_and(|by| {
+            let is_alone = by.owner.mode() == Mode::Exclusive;
+            is_alone && by.token.is_some() && by.info.presence().is_some()
+        })
+    }
 }
 
 /// A holder of a lock.

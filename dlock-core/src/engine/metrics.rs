@@ -146,11 +146,12 @@ const RELEASE: [&str; 6] = [
 ];
 
 #[cfg(feature = "metrics")]
-const LOST: [(LossReason, &str); 4] = [
+const LOST: [(LossReason, &str); 5] = [
     (LossReason::Deadline, "deadline"),
     (LossReason::NotHeld, "not_held"),
     (LossReason::Session, "session"),
     (LossReason::Shutdown, "shutdown"),
+    (LossReason::Presence, "presence"),
 ];
 
 #[cfg(feature = "metrics")]

@@ -19,7 +19,7 @@ use crate::{
     owner::{Mode, Owner},
     token::FencingToken,
 };
-use attempt::{Answer, Attempt, Identity};
+use attempt::{Answer, Attempt, Dependence, Identity};
 use refusal::{closing, gone};
 use retry::RetryState;
 use std::{sync::Arc, time::Duration};
@@ -166,6 +166,7 @@ impl Engine {
             given: true,
             implied: false,
             reusable: false,
+            presence: Dependence::None,
         };
         if let Some(owner) = options.owner {
             let hold = self.hold_id()?;
@@ -183,8 +184,16 @@ impl Engine {
             if outer.owner.mode() != Mode::Exclusive {
                 return Err(Error::shared());
             }
+            let presence = match outer.presence {
+                Some(present) => {
+                    self.shares_presence(&present, &options.terms)?;
+                    Dependence::On(present)
+                }
+                None => Dependence::None,
+            };
             return Ok(Identity {
                 reusable: outer.reusable,
+                presence,
                 ..enters(outer.owner, self.hold_id()?, Some(outer.token))
             });
         }
@@ -193,8 +202,13 @@ impl Engine {
             Mode::Shared => (Owner::SHARED, self.hold_id()?),
             Mode::Permit { of } => (Owner::permits(of), self.hold_id()?),
         };
+        let covers = self.presence.as_ref().map(|own| own.covers(&options.terms));
         Ok(Identity {
             given: false,
+            presence: match options.mode {
+                Mode::Exclusive if covers == Some(true) => Dependence::OnCurrent,
+                _ => Dependence::None,
+            },
             ..enters(owner, hold, None)
         })
     }

@@ -17,6 +17,7 @@ use crate::{
         Engine,
         caller::Caller,
         lock_table::{Granted, Queue, Seat, Tickets, Waiter},
+        presence::PresenceWatch,
     },
     error::Error,
     guard::Guard,
@@ -48,6 +49,8 @@ pub(super) struct Wait {
     last: Option<Held>,
     /// When it began to wait.
     waits_since: Option<Instant>,
+    /// The watch over the presence that the holder depends on.
+    presence: Option<PresenceWatch>,
 }
 
 /// A waiter's position in the queue of its lock.
@@ -79,6 +82,7 @@ impl Wait {
             told: false,
             last: None,
             waits_since: None,
+            presence: None,
         }
     }
 
@@ -113,6 +117,16 @@ impl Wait {
                     };
                     if let Some(guard) = self.judge(engine, name, answer, tickets)? {
                         return Ok(guard);
+                    }
+                    if self.last.as_ref().is_some_and(Held::depends_on_presence) {
+                        let (waiter, end) = (Arc::clone(&self.position.waiter), self.end);
+                        tokio::select! {
+                            biased;
+                            () = Box::pin(self.watch_presence(engine, name)) => {}
+                            () = waiter.wake.notified() => {} // the queue knows why
+                            () = engine.shutting_down_meanwhile() => return Err(closing()),
+                            () = engine.calls.deadlines.at(end) => {}
+                        }
                     }
                 }
             }
@@ -284,6 +298,32 @@ impl Wait {
                 target: "dlock::acquire", lock = %name, backend = engine.caps.backend,
                 "waiting for a lock that {}", describe_own_holder(&own, now)
             );
+        }
+    }
+
+    /// The holder depends on its client's presence: looks after that, and breaks the lock if it is over.
+    async fn watch_presence(&mut self, engine: &Arc<Engine>, name: &LockName) {
+        let holder = self.last.as_ref().and_then(|held| held.by.as_ref());
+        let Some((token, id)) = holder.and_then(|by| by.token.zip(by.info.presence())) else {
+            return;
+        };
+        let now = engine.clock.now();
+        if (self.presence.as_ref()).is_none_or(|watch| !watch.is_of(token, id)) {
+            self.presence = Some(PresenceWatch::begin(token, id, now));
+        }
+        let Some(watch) = &mut self.presence else {
+            return;
+        };
+        let next = watch.look(engine, name, self.interval).await;
+        if next.is_none() {
+            self.presence = None;
+        }
+        self.ask_at = next.unwrap_or(now).min(self.ask_at);
+        if let Some(entry) = engine.table().find(name) {
+            match next {
+                Some(at) => entry.queue.poll_by(at),
+                None => entry.queue.wake(),
+            }
         }
     }
 

@@ -1,0 +1,244 @@
+//! `dlock watch`: the table of `dlock list`, again and again. In a terminal it stays in its place.
+
+use crate::{
+    args::Watch,
+    exit::Exit,
+    output::{Output, object, span},
+    table,
+};
+use dlock::{Client, Error, Snapshot};
+use futures_util::{StreamExt, TryStreamExt};
+use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use std::{
+    fmt::Write as _,
+    io::{self, IsTerminal, Stdin, Write},
+    time::SystemTime,
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
+
+pub(crate) async fn run(client: &Client, args: &Watch, output: &Output) -> Exit {
+    let in_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    if output.is_json() || !in_terminal {
+        return print(client, args, output).await;
+    }
+    match Screen::open() {
+        Ok(screen) => show(client, args, &screen).await,
+        Err(error) => {
+            output.say(&format!("the terminal cannot be used: {error}"));
+            Exit::OUTPUT
+        }
+    }
+}
+
+/// The locks in the order of their names.
+async fn locks(client: &Client, prefix: &str) -> Result<Vec<Snapshot>, Error> {
+    let listed = client.admin().list(prefix).take(MOST);
+    let mut locks: Vec<_> = listed.try_collect().await?;
+    locks.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(locks)
+}
+
+/// The most locks that are shown: more are for `dlock list`.
+const MOST: usize = 1000;
+
+/// One table after the other, for files and pipes.
+async fn print(client: &Client, args: &Watch, output: &Output) -> Exit {
+    loop {
+        let locks = match locks(client, &args.prefix).await {
+            Ok(locks) => locks,
+            Err(error) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
+        };
+        let now = humantime::format_rfc3339_seconds(SystemTime::now());
+        let written = match output.is_json() {
+            true => locks.iter().try_for_each(|lock| {
+                output.result(&object(lock, client.capabilities().backend), "")
+            }),
+            false => {
+                let mut lines = vec![format!("{now} {}", summary(&locks)), table::header()];
+                lines.extend(locks.iter().map(table::row));
+                writeln!(io::stdout(), "{}\n", lines.join("\n"))
+            }
+        };
+        if written.is_err() {
+            return Exit::OUTPUT;
+        }
+        sleep(args.every).await;
+    }
+}
+
+fn summary(locks: &[Snapshot]) -> String {
+    let plural = if locks.len() == 1 { "" } else { "s" };
+    let waiting: u64 = locks
+        .iter()
+        .filter_map(|lock| lock.waiters)
+        .map(u64::from)
+        .sum();
+    let most = if locks.len() == MOST {
+        "the first "
+    } else {
+        ""
+    };
+    format!("{most}{} lock{plural}, {waiting} waiting", locks.len())
+}
+
+/// A table that stays in its place.
+async fn show(client: &Client, args: &Watch, screen: &Screen) -> Exit {
+    let signals = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::hangup()),
+    );
+    let (Ok(mut terminate), Ok(mut hang_up)) = signals else {
+        return Exit::UNREACHABLE;
+    };
+    let backend = client.capabilities().backend;
+    let title = format!(
+        "dlock watch {backend}, every {}, q ends it",
+        span(args.every)
+    );
+    let mut table = vec![title, "asking the store".to_owned()];
+    loop {
+        if screen.draw(&table).is_err() {
+            return Exit::OUTPUT;
+        }
+        let next = async {
+            if table.len() > 2 {
+                sleep(args.every).await;
+            }
+            lines(locks(client, &args.prefix).await)
+        };
+        tokio::select! {
+            () = screen.quits() => return Exit::DONE,
+            _ = terminate.recv() => return Exit::signal(SignalKind::terminate().as_raw_value()),
+            _ = hang_up.recv() => return Exit::signal(SignalKind::hangup().as_raw_value()),
+            found = next => {
+                table.truncate(1);
+                table.extend(found);
+            }
+        }
+    }
+}
+
+/// What stands below the title. A store that fails may answer the next time.
+fn lines(found: Result<Vec<Snapshot>, Error>) -> Vec<String> {
+    match found {
+        Ok(locks) => {
+            let rows = locks.iter().map(table::row);
+            [summary(&locks), table::header()]
+                .into_iter()
+                .chain(rows)
+                .collect()
+        }
+        Err(error) => vec![error.to_string(), table::header()],
+    }
+}
+
+/// The terminal, without its own line editing, until this is dropped.
+struct Screen {
+    keys: AsyncFd<Stdin>,
+    before: Termios,
+}
+
+impl Screen {
+    fn open() -> io::Result<Self> {
+        let keys = AsyncFd::with_interest(io::stdin(), Interest::READABLE)?;
+        let before = tcgetattr(io::stdin())?;
+        let mut raw = before.clone();
+        raw.local_flags
+            .remove(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG);
+        tcsetattr(io::stdin(), SetArg::TCSANOW, &raw)?;
+        let screen = Self { keys, before };
+        put(ENTER)?;
+        Ok(screen)
+    }
+
+    /// Draws the lines, as many and as much of each as there is room for.
+    fn draw(&self, lines: &[String]) -> io::Result<()> {
+        let size = rustix::termios::tcgetwinsize(io::stdout())?;
+        let (columns, rows) = (usize::from(size.ws_col), usize::from(size.ws_row));
+        put(&frame(lines, columns.max(20), rows.max(5)))
+    }
+
+    /// Waits for q, Ctrl-C, or the end of the terminal.
+    async fn quits(&self) {
+        loop {
+            let Ok(mut ready) = self.keys.readable().await else {
+                return;
+            };
+            let mut keys = [0; 32];
+            match rustix::io::read(self.keys.get_ref(), &mut keys) {
+                Ok(0) | Err(_) => return,
+                Ok(read) if keys[..read].iter().any(|key| QUIT.contains(key)) => return,
+                Ok(_) => ready.clear_ready(),
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        drop(put(LEAVE)); // the terminal may be gone
+        drop(tcsetattr(io::stdin(), SetArg::TCSANOW, &self.before));
+    }
+}
+
+/// q, Q and Ctrl-C.
+const QUIT: [u8; 3] = [b'q', b'Q', 3];
+
+/// To the terminal's other screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+fn put(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// The text that draws the lines over what was there.
+fn frame(lines: &[String], columns: usize, rows: usize) -> String {
+    let cut = |line: &str| line.chars().take(columns).collect::<String>();
+    let hidden = lines.len().saturating_sub(rows);
+    let shown = match hidden {
+        0 => lines,
+        _ => &lines[..rows - 1],
+    };
+    let mut drawn: Vec<_> = shown.iter().map(|line| cut(line)).collect();
+    if hidden > 0 {
+        drawn.push(cut(&format!("and {} more", hidden + 1)));
+    }
+    let mut text = "\x1b[H".to_owned();
+    for (at, line) in drawn.iter().enumerate() {
+        let end = if at == 0 { "" } else { "\r\n" };
+        // `write!` into a string cannot fail.
+        let _ = write!(text, "{end}{line}\x1b[K");
+    }
+    text.push_str("\x1b[J");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::frame;
+
+    #[test]
+    fn a_frame_has_the_lines_that_fit_and_how_many_do_not() {
+        let lines: Vec<_> = (1..=5).map(|n| format!("line {n}")).collect();
+        let shown = frame(&lines, 6, 5);
+        assert_eq!(shown.matches("\x1b[K").count(), 5);
+        assert!(shown.contains("line 5\x1b[K\x1b[J"), "{shown:?}");
+        let shown = frame(&lines, 10, 4);
+        assert!(
+            shown.contains("line 3") && !shown.contains("line 4"),
+            "{shown:?}"
+        );
+        assert!(shown.ends_with("and 2 more\x1b[K\x1b[J"), "{shown:?}");
+        assert!(
+            frame(&lines, 4, 5).contains("line\x1b[K"),
+            "cut to the width"
+        );
+    }
+}

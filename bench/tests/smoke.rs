@@ -128,6 +128,12 @@ mod redis {
     }
 
     #[test]
+    fn a_quorum_is_compared_with_one_server() -> Outcome {
+        let figure = figure(&["quorum-cycle", "--seconds", "0.2"], 3)?;
+        goal(&figure, "p50 ÷ dlock over one Redis").map(drop)
+    }
+
+    #[test]
     fn throughput_is_compared_with_the_textbook_lock() -> Outcome {
         let figure = figure(&["redis-throughput", "--seconds", "0.4"], 4)?;
         assert!(goal(&figure, "cycles/s ÷ textbook lock")?["value"].as_f64() > Some(0.0));
@@ -329,40 +335,75 @@ mod etcd {
 #[cfg(feature = "compare")]
 mod compare {
     use super::Outcome;
+    use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
     use serde_json::Value;
-    use std::{collections::BTreeSet, fs, process::Command};
+    use std::{
+        collections::{BTreeMap, BTreeSet},
+        error::Error,
+        fs,
+        path::Path,
+        process::Command,
+    };
 
-    /// Every case of `dlock`, and of a library beside it, over one store.
-    fn every_case_over(store: &str, peer: &str) -> Outcome {
-        let out = tempfile::tempdir()?;
+    /// Its rows by contestant, then by case.
+    type Rows = BTreeMap<String, BTreeMap<String, Value>>;
+
+    fn compare(arguments: &[&str], out: &Path) -> Result<Rows, Box<dyn Error>> {
         let output = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
-            .args([
-                "compare",
-                "--smoke",
-                "--backends",
-                store,
-                "--peers",
-                peer,
-                "--out",
-            ])
-            .arg(out.path())
+            .args(["compare", "--smoke", "--out"])
+            .arg(out)
+            .args(arguments)
             .output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        let lines = fs::read_to_string(out.path().join("results.jsonl"))?;
-        let rows: Vec<Value> = lines
-            .lines()
-            .skip(1)
-            .map(serde_json::from_str)
-            .collect::<Result<_, _>>()?;
-        let of = |who: &str| -> BTreeSet<String> {
-            let some = rows.iter().filter(|row| row["contestant"] == who);
-            let measured = some
-                .filter(|row| row["missing"].is_null() && row["metrics"] != serde_json::json!({}));
-            measured.map(|row| row["case"].to_string()).collect()
+        let lines = fs::read_to_string(out.join("results.jsonl"))?;
+        let mut rows = Rows::new();
+        for line in lines.lines().skip(1) {
+            let row: Value = serde_json::from_str(line)?;
+            let word = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+            let of_one = rows.entry(word("contestant")).or_default();
+            of_one.insert(word("case"), row);
+        }
+        Ok(rows)
+    }
+
+    fn measured(rows: &BTreeMap<String, Value>) -> BTreeSet<&str> {
+        let has_numbers = |row: &Value| {
+            row["metrics"]
+                .as_object()
+                .is_some_and(|all| !all.is_empty())
         };
-        assert_eq!(of("dlock").len(), 15, "{said}\n{rows:#?}");
-        assert!(peer == "none" || of(peer).len() >= 10, "{rows:#?}");
+        let measured = rows.iter().filter(|(_, row)| has_numbers(row));
+        measured.map(|(case, _)| case.as_str()).collect()
+    }
+
+    /// Every case of `dlock`, and of each library beside it. One that cannot be built here says why, and so does
+    /// each case that a library does not have.
+    fn every_case_over(store: &str, peers: &[(&str, usize)]) -> Outcome {
+        let out = tempfile::tempdir()?;
+        let mut rows = compare(&["--backends", store], out.path())?;
+        let ours = rows.remove("dlock").ok_or("nothing of dlock")?;
+        assert_eq!(measured(&ours).len(), CASES, "{ours:#?}");
+        for (peer, cases) in peers {
+            let rows = rows
+                .remove(*peer)
+                .ok_or_else(|| format!("nothing of {peer}"))?;
+            if let Some(why) = rows.get("").and_then(|row| row["missing"].as_str()) {
+                eprintln!("{peer} is not measured here: {why}");
+                assert!(!why.is_empty() && rows.len() == 1, "{rows:#?}");
+                continue;
+            }
+            assert_eq!(
+                (rows.len(), measured(&rows).len()),
+                (CASES, *cases),
+                "{peer}: {rows:#?}"
+            );
+            let reasons = rows.values().filter_map(|row| row["missing"].as_str());
+            let mut unknown =
+                reasons.filter(|why| !REASONS.iter().any(|known| why.starts_with(known)));
+            assert_eq!(unknown.next(), None, "{peer}");
+        }
+        assert!(rows.is_empty(), "not expected: {rows:#?}");
         let report = fs::read_to_string(out.path().join("report.html"))?;
         assert!(
             report.contains("<svg") && !report.contains("NaN"),
@@ -377,39 +418,81 @@ mod compare {
         Ok(())
     }
 
+    /// Of one store.
+    const CASES: usize = 15;
+    const REASONS: [&str; 3] = [
+        "it has no ",
+        "a second task of the same client has the lock, too",
+        "the session has the lock",
+    ];
+
     #[test]
     fn every_case_runs_over_redis() -> Outcome {
-        every_case_over("redis", "rslock")
+        let peers = [
+            ("rslock", 11),
+            ("redislock", 11),
+            ("redsync", 11),
+            ("Redisson RLock", CASES),
+            ("Redisson RFairLock", CASES),
+            ("Redisson RFencedLock", CASES),
+            ("redis-py", 11),
+            ("node-redlock", 11),
+        ];
+        every_case_over("redis", &peers)
     }
 
     #[test]
     fn every_case_runs_over_zookeeper() -> Outcome {
-        every_case_over("zk", "zookeeper-client")
+        every_case_over("zk", &[("zookeeper-client", 12), ("Curator", CASES)])
     }
 
     #[test]
     fn every_case_runs_over_etcd() -> Outcome {
-        every_case_over("etcd", "etcd lock API")
+        every_case_over("etcd", &[("etcd lock API", 11)])
     }
 
     #[test]
     fn every_case_runs_over_postgres() -> Outcome {
-        every_case_over("postgres", "PgAdvisoryLock")
+        let peers = [
+            ("ShedLock on PostgreSQL", 6),
+            ("PgAdvisoryLock", 11),
+            ("distributed-lock", 0),
+        ];
+        every_case_over("postgres", &peers)
     }
 
     #[test]
     fn every_case_runs_over_mysql() -> Outcome {
-        every_case_over("mysql", "none")
+        every_case_over("mysql", &[("ShedLock on MariaDB", 6)])
     }
 
     #[test]
     fn every_case_runs_over_mongodb() -> Outcome {
-        every_case_over("mongodb", "none")
+        every_case_over("mongodb", &[("ShedLock on MongoDB", 6)])
     }
 
     #[test]
     fn every_case_runs_over_sqlite() -> Outcome {
-        every_case_over("sqlite", "none")
+        every_case_over("sqlite", &[])
+    }
+
+    #[test]
+    fn a_server_of_the_user_gets_a_bounded_load() -> Outcome {
+        let server = RedisServer::start(RedisOptions::default())?;
+        let out = tempfile::tempdir()?;
+        let rows = compare(&["--url", &server.url(), "--peers", "none"], out.path())?;
+        let ours = rows.get("dlock").ok_or("nothing of dlock")?;
+        let cases = measured(ours);
+        assert!(
+            cases.contains("task-128") && cases.contains("contend-16"),
+            "{cases:?}"
+        );
+        assert!(
+            !cases.contains("task-1024") && !cases.contains("contend-64"),
+            "{cases:?}"
+        );
+        assert_eq!((rows.len(), ours.len()), (1, CASES - 2));
+        Ok(())
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) struct Ask {
     pub(crate) next: Option<Ticket>,
     /// Re-enter this incarnation, and acquire nothing else.
     pub(crate) join: Option<FencingToken>,
+    /// The least token of a new incarnation.
+    pub(crate) floor: Option<FencingToken>,
     /// When the sender gives up; `None`: long after the answer must have come.
     pub(crate) give_up: Option<Instant>,
     /// The holder info to store.
@@ -41,6 +43,7 @@ impl Ask {
             line: None,
             next: None,
             join: None,
+            floor: None,
             give_up: None,
             note: Arc::default(),
         }
@@ -90,6 +93,12 @@ impl Ask {
     /// Re-enters this incarnation only.
     pub(crate) fn joining(mut self, token: FencingToken) -> Self {
         self.join = Some(token);
+        self
+    }
+
+    /// With a token no smaller than this.
+    pub(crate) fn from(mut self, floor: FencingToken) -> Self {
+        self.floor = Some(floor);
         self
     }
 

@@ -71,6 +71,7 @@ impl TestDriver {
         request.ticket = ask.line;
         request.next_ticket = ask.next;
         request.join = ask.join;
+        request.floor = ask.floor;
         request.info = Arc::clone(&ask.note);
         self.driver.acquire(&request).await
     }

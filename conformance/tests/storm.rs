@@ -1,81 +1,68 @@
 //! Storms and soaks of a few seconds: the command runs, attacks and judges. Its verdict does not depend on
 //! the speed of this machine.
 
-use std::process::Command;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::{Command, ExitCode};
 
-/// What the command says; it has found nothing.
-fn no_finding(args: &[&str]) -> String {
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // A storm sleeps most of the time, so more of them run at once than there are processors.
+    arguments.test_threads.get_or_insert(AT_ONCE);
+    let storms = STORMS.map(|store| {
+        let name = format!("a_short_storm_over_{store}_finds_nothing");
+        Trial::test(name, move || storm(store))
+    });
+    let soaks = SOAKS.map(|(name, soak, says)| Trial::test(name, move || expect(soak, says)));
+    let trials = soaks.into_iter().chain(storms).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Workers that read, write, hold permits and pass locks on, and are killed and stopped, with their server.
+fn storm(store: &str) -> Result<(), Failed> {
+    let storm = format!("storm --store {store} --for 6s");
+    expect(&storm, "workers killed")
+}
+
+/// The command finds nothing, and says that.
+fn expect(command: &str, says: &str) -> Result<(), Failed> {
     let output = Command::new(env!("CARGO_BIN_EXE_dlock-conformance"))
-        .args(args)
+        .args(command.split(' '))
         .args(["--seed", "1"])
-        .output()
-        .expect("the command is built");
+        .output()?;
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success() && told.ends_with("no finding\n"),
-        "{told}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    told
+    if output.status.success() && told.ends_with("no finding\n") && told.contains(says) {
+        return Ok(());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Err(format!("expected {says:?} and no finding:\n{told}{errors}").into())
 }
 
-fn storm(store: &str) {
-    let told = no_finding(&["storm", "--store", store, "--for", "6s"]);
-    assert!(told.contains("workers killed"), "{told}");
-}
+const AT_ONCE: usize = 6;
 
-fn soak(pattern: &str, store: &str, span: &str) -> String {
-    no_finding(&[
-        "soak",
-        pattern,
-        "--store",
-        store,
-        "--for",
-        span,
-        "--untimed",
-    ])
-}
+const STORMS: [&str; 7] = [
+    "redis", "sqlite", "postgres", "etcd", "mysql", "mongo", "zk",
+];
 
-#[test]
-fn a_short_storm_over_redis_finds_nothing() {
-    storm("redis");
-}
-
-#[test]
-fn a_short_storm_over_sqlite_finds_nothing() {
-    storm("sqlite");
-}
-
-#[test]
-fn a_short_storm_over_postgres_finds_nothing() {
-    storm("postgres");
-}
-
-#[test]
-fn a_short_storm_over_etcd_finds_nothing() {
-    storm("etcd");
-}
-
-#[test]
-fn readers_and_a_writer_over_redis_keep_apart() {
-    let told = soak("readers", "redis", "3s");
-    assert!(told.contains("the writer's longest wait"), "{told}");
-}
-
-#[test]
-fn permits_over_redis_come_back_when_half_of_a_hundred_processes_are_killed() {
-    let told = soak("permits", "redis", "4s");
-    assert!(told.contains("100 processes, 50 killed"), "{told}");
-}
-
-#[test]
-fn leaders_over_postgres_that_are_killed_or_stopped_are_followed_by_one() {
-    let told = soak("election", "postgres", "6s");
-    assert!(told.contains("until another leads"), "{told}");
-}
-
-#[test]
-fn sets_over_sqlite_never_deadlock() {
-    let told = soak("sets", "sqlite", "6s");
-    assert!(told.contains("1 killed"), "{told}");
-}
+/// Name, command, and what it says.
+const SOAKS: [(&str, &str, &str); 4] = [
+    (
+        "readers_and_a_writer_over_redis_keep_apart",
+        "soak readers --store redis --for 3s --untimed",
+        "the writer's longest wait",
+    ),
+    (
+        "permits_over_redis_come_back_when_half_of_a_hundred_processes_are_killed",
+        "soak permits --store redis --for 4s --untimed",
+        "100 processes, 50 killed",
+    ),
+    (
+        "leaders_over_postgres_that_are_killed_or_stopped_are_followed_by_one",
+        "soak election --store postgres --for 6s --untimed",
+        "until another leads",
+    ),
+    (
+        "sets_over_sqlite_never_deadlock",
+        "soak sets --store sqlite --for 6s --untimed",
+        "1 killed",
+    ),
+];

@@ -21,6 +21,20 @@ impl fmt::Display for InTheClear {
 
 /// Whether connecting sends the password of a URL to another machine without TLS.
 pub(crate) fn in_the_clear(url: &str) -> Option<InTheClear> {
+    stores(url).find_map(one_in_the_clear)
+}
+
+/// The stores of a quorum, or the one store.
+pub(crate) fn stores(url: &str) -> impl Iterator<Item = &str> {
+    let quorum = url.strip_prefix("quorum:");
+    let one = quorum.is_none().then_some(url);
+    quorum
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .chain(one)
+}
+
+fn one_in_the_clear(url: &str) -> Option<InTheClear> {
     let parts = Parts::of(url).filter(Parts::have_password)?;
     let instead = match parts.scheme.as_str() {
         "redis" => "rediss://",
@@ -50,7 +64,7 @@ pub(crate) fn in_the_clear(url: &str) -> Option<InTheClear> {
 
 /// Whether a URL has `user:password@`, or a password in its query, as that of a Unix socket.
 pub(crate) fn has_password(url: &str) -> bool {
-    Parts::of(url).is_some_and(|parts| parts.have_password())
+    stores(url).any(|url| Parts::of(url).is_some_and(|parts| parts.have_password()))
 }
 
 /// A URL as all stores write it: `scheme://user:password@host,host/path?query`.
@@ -123,6 +137,9 @@ mod tests {
 
     #[test]
     fn passwords_are_noticed() {
+        let quorum = "quorum:redis://a redis://:secret@host.example/ redis://c";
+        assert!(has_password(quorum) && in_the_clear(quorum).is_some());
+        assert!(!has_password("quorum:redis://a redis://b redis://c"));
         assert!(has_password("redis://:secret@host/"));
         assert!(has_password("mysql://u:p%40@h:1/d"));
         assert!(has_password("redis+unix:///s.sock?db=1&pass=secret"));

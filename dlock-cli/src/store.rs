@@ -2,7 +2,7 @@
 
 use crate::{
     args::{Cli, Command, Doctor, Exec, Lead, Release, Renew},
-    clear::{has_password, in_the_clear},
+    clear::{has_password, in_the_clear, stores},
     output::Output,
     secret::{self, is_stdin},
 };
@@ -139,10 +139,10 @@ const OPTIONAL: [OptionalStore; 3] = [
 
 /// Refuses a store that is not built in.
 fn is_built(url: &str) -> Result<(), String> {
-    match optional(url) {
+    stores(url).try_for_each(|url| match optional(url) {
         Some(missing) if !missing.is_built => Err(missing.refusal()),
         _ => Ok(()),
-    }
+    })
 }
 
 fn optional(url: &str) -> Option<&'static OptionalStore> {
@@ -162,6 +162,9 @@ impl OptionalStore {
 
 /// Refuses a store that no other process shares, because every process would get every lock.
 fn is_usable(url: &str, is_default: bool) -> Result<(), String> {
+    if url.starts_with("quorum:") {
+        return stores(url).try_for_each(|store| is_usable(store, is_default));
+    }
     let (place, _) = url.split_once('?').unwrap_or((url, ""));
     let scheme = place.split(':').next().unwrap_or_default();
     if scheme.eq_ignore_ascii_case("memory") {

@@ -45,14 +45,15 @@ impl Backend for OnEtcd {
 
     /// The bytes that identify the requests of a kind.
     fn request(&self, of: Call, _: Fault) -> Trigger {
-        match of {
+        let trigger = match of {
             // The use in the value of a hold.
             Call::Acquire => Trigger::on(*b"\nheld\n"),
             // A message of ten bytes: the number of a hold's lease, whose low bits are the same.
             Call::Renew => Trigger::on([0, 0, 0, 0, 10, 8, 0xc4]),
             // The end of a range that begins with `pending/`.
             Call::Release => Trigger::on(*b"/pending0"),
-        }
+        };
+        trigger.in_http2()
     }
 
     async fn delete(&self, server: &EtcdServer, name: &LockName) -> Result<(), Failure> {

@@ -62,6 +62,7 @@ impl MemoryDriver {
     pub fn connect(store: &MemoryStore, config: MemoryConfig) -> Self {
         let mut capabilities = Capabilities::new("memory", store.label());
         capabilities.shares = true;
+        capabilities.raises = true;
         capabilities.wake = config.wake;
         capabilities.ordered = config.wake == Wake::Queue;
         Self {

@@ -54,6 +54,7 @@ impl MongoStore {
         };
         let mut capabilities = Capabilities::new("mongo", config.store());
         capabilities.shares = true;
+        capabilities.raises = true;
         capabilities.wake = if streams { Wake::Notify } else { Wake::Poll };
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;

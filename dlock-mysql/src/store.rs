@@ -36,6 +36,7 @@ impl MysqlStore {
         check_runtime()?;
         let mut capabilities = Capabilities::new("mysql", config.store()?);
         capabilities.shares = true;
+        capabilities.raises = true;
         // There are no wake-ups. `GET_LOCK` would need a connection per waiter, is not replicated, and is
         // refused or multiplexed away by clusters and proxies.
         capabilities.wake = Wake::Poll;

@@ -2,7 +2,6 @@
 
 use crate::{
     PostgresConfig, checks, commands,
-    config::misuse,
     connection::{Answer, Connections, Dialer, micros_of},
     error,
     listener::Listener,
@@ -55,12 +54,13 @@ impl Table {
                 .first()
                 .and_then(|row| row.try_get("schema").ok());
             let schema: Option<String> = schema.flatten();
-            let schema = schema.ok_or_else(|| misuse(NO_SCHEMA))?;
+            let schema = schema.ok_or_else(|| DriverError::misuse(NO_SCHEMA))?;
             config.table.name = config.table.name.within(schema);
             server.table = config.table.name.quoted('"');
         }
         let mut capabilities = Capabilities::new("postgres", config.store());
         capabilities.shares = true;
+        capabilities.raises = true;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         let dialer = server.connections.dialer();

@@ -26,19 +26,20 @@ pub(crate) fn acquire(
     (place, turned): Stand,
     not_after: Duration,
 ) -> Cmd {
-    let mut cmd = call(&ACQUIRE, 4, slice::from_ref(keys), 10);
+    let mut cmd = call(&ACQUIRE, 4, slice::from_ref(keys), 11);
     cmd.arg(&owner_field(&req.owner)[..]);
     cmd.arg(&hold_field(req.hold)[..]);
     write_terms(&mut cmd, req, not_after);
     // Empty arguments at the end are left out: arguments are the largest cost of a request.
     let share = share_field(req);
-    if req.ticket.is_some() || req.next_ticket.is_some() || req.join.is_some() || !share.is_empty()
-    {
+    let floor = req.floor.map_or_else(String::new, |it| it.0.to_string());
+    let queues = req.ticket.is_some() || req.next_ticket.is_some();
+    if queues || req.join.is_some() || !share.is_empty() || req.floor.is_some() {
         let next = ticket_field(channel, req.next_ticket, None);
         let join = req.join.map_or_else(String::new, |it| it.0.to_string());
         let turned = if turned { "1" } else { "" };
         let line = ticket_field(channel, req.ticket, place);
-        let rest = [&*line, &*next, &*join, turned, &*share];
+        let rest = [&*line, &*next, &*join, turned, &*share, &*floor];
         let last = rest.iter().rposition(|it| !it.is_empty()).unwrap_or(0);
         cmd.arg(&rest[..=last]);
     }

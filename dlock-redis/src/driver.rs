@@ -101,6 +101,7 @@ impl RedisDriver {
         let mut capabilities = Capabilities::new("redis", config.store());
         capabilities.wake = Wake::Queue;
         capabilities.shares = true;
+        capabilities.raises = true;
         // What is confirmed has a connection of its own, which a release does not wait for.
         capabilities.ordered = !config.acks.are_wanted();
         capabilities.late = LATE;
@@ -171,6 +172,9 @@ impl DistributedLock for RedisDriver {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let server = &self.server;
+        if req.floor.is_some_and(|floor| floor.0 >= LAST_TOKEN) {
+            return Err(error::beyond());
+        }
         server.connection.dialer.keeps(req.lease.length());
         let mut turned = false;
         if let Some(ticket) = req.ticket {
@@ -180,8 +184,9 @@ impl DistributedLock for RedisDriver {
         let _next = req
             .next_ticket
             .map(|ticket| server.wake_ups.tickets.awaits(ticket));
-        let mut answer = match (req.next_ticket, req.join, turned) {
-            (None, None, false) => self.acquires.ask(req).await?,
+        let alone = req.next_ticket.is_some() || req.join.is_some() || req.floor.is_some();
+        let mut answer = match alone || turned {
+            false => self.acquires.ask(req).await?,
             _ => server.acquire(req).await?,
         };
         for _ in 0..MOST_ROUNDS {
@@ -391,6 +396,8 @@ fn read_cursor(cursor: &Cursor) -> Option<u64> {
 /// The script reads the time and decides in one step, even when the request waited in a stopped server.
 /// So this bound only covers rounding.
 const LATE: Duration = Duration::from_millis(100);
+/// Up to there Lua counts exactly.
+const LAST_TOKEN: u64 = (1 << 53) - 1;
 /// Entries in one script. Such a script blocks the server for some 0.2 ms; longer scripts gain nothing.
 const A_SCRIPT: usize = 100;
 /// Scripts of one batch in flight: enough to hide the latency, few enough that an acquire gets in

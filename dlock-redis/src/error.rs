@@ -172,6 +172,13 @@ pub(crate) fn full() -> DriverError {
     DriverError::new(ErrorKind::Overloaded, message).with_retry(RetryClass::Later)
 }
 
+pub(crate) fn beyond() -> DriverError {
+    DriverError::new(
+        ErrorKind::Misuse,
+        "the floor of the token is too large: Lua could not count on from it",
+    )
+}
+
 pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
     DriverError::unavailable(match why {
         Some(why) => format!("no connection: {why}"),

@@ -1,4 +1,4 @@
-//! Requests that share a script: acquires without a next ticket or a join, and releases of one hold without a
+//! Requests that share a script: acquires without a next ticket, a join or a floor, and releases of one hold without a
 //! minimum hold.
 
 use crate::{

@@ -40,6 +40,7 @@ impl SqliteStore {
         let lock_file = lock_file.await.map_err(|_| error::closed())??;
         let mut capabilities = Capabilities::new("sqlite", lock_file.store());
         capabilities.shares = true;
+        capabilities.raises = true;
         capabilities.late = LATE;
         capabilities.renew_batch = RENEW_BATCH;
         capabilities.wake = match wake {

@@ -11,7 +11,7 @@ use crate::{
     seats::Phase,
 };
 use dlock_core::{
-    ErrorKind, LockName, Snapshot,
+    LockName, Snapshot,
     driver::{Cursor, DriverError, Page, Result},
 };
 use futures_util::{StreamExt, stream};
@@ -75,7 +75,7 @@ impl Session {
                 .ok()
                 .and_then(|text| text.strip_prefix(CURSOR)),
         };
-        let foreign = || DriverError::new(ErrorKind::Misuse, "the cursor is not from this driver");
+        let foreign = || DriverError::misuse("the cursor is not from this driver");
         let after = after.ok_or_else(foreign)?;
         let synced = self.client.sync(self.root.path());
         let children = self.client.list_children(self.root.path());

@@ -150,7 +150,7 @@ setAcl /dlock auth:locker:cdrwa
     /// ```
     pub fn with_session(mut self, session: Duration) -> Result<Self> {
         if !(MIN_LEASE..=LONGEST_SESSION).contains(&session) {
-            return Err(misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "dlock.session ({session:?}) must be between {MIN_LEASE:?} and {LONGEST_SESSION:?}"
             )));
         }
@@ -189,7 +189,7 @@ setAcl /dlock auth:locker:cdrwa
     /// ```
     pub fn with_sessions(mut self, sessions: u32) -> Result<Self> {
         if !(1..=MOST_SESSIONS).contains(&sessions) {
-            return Err(misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "dlock.sessions ({sessions}) must be between 1 and {MOST_SESSIONS}"
             )));
         }
@@ -240,11 +240,13 @@ setAcl /dlock auth:locker:cdrwa
     fn set(self, key: &str, value: &str) -> Result<Self> {
         match key {
             "dlock.session" => {
-                let no_time = || misuse(format!("{key} is no time such as 500ms: {value:?}"));
+                let no_time =
+                    || DriverError::misuse(format!("{key} is no time such as 500ms: {value:?}"));
                 self.with_session(parse_span(value).ok_or_else(no_time)?)
             }
             "dlock.sessions" => {
-                let no_number = |_| misuse(format!("{key} is not a number: {value:?}"));
+                let no_number =
+                    |_| DriverError::misuse(format!("{key} is not a number: {value:?}"));
                 self.with_sessions(value.parse().map_err(no_number)?)
             }
             "dlock.acl" => {
@@ -252,7 +254,7 @@ setAcl /dlock auth:locker:cdrwa
                     "open" => AclRule::Open,
                     "creator" => AclRule::Creator,
                     _ => {
-                        return Err(misuse(format!(
+                        return Err(DriverError::misuse(format!(
                             "{key} is neither open nor creator: {value:?}"
                         )));
                     }
@@ -278,14 +280,20 @@ impl FromStr for ZkConfig {
         let (tls, rest) = match url.split_once("://") {
             Some(("zk", rest)) => (false, rest),
             Some(("zk+tls", rest)) => (true, rest),
-            _ => return Err(misuse("a ZooKeeper URL is zk://host:port,host:port/root")),
+            _ => {
+                return Err(DriverError::misuse(
+                    "a ZooKeeper URL is zk://host:port,host:port/root",
+                ));
+            }
         };
         if tls && !cfg!(feature = "tls") {
             let message = "zk+tls:// needs the feature `tls` of dlock-zk";
             return Err(DriverError::new(ErrorKind::Unsupported, message));
         }
         if rest.contains('#') {
-            return Err(misuse("a # in a ZooKeeper URL is written as %23"));
+            return Err(DriverError::misuse(
+                "a # in a ZooKeeper URL is written as %23",
+            ));
         }
         let (rest, settings) = split_url("ZooKeeper", rest, &KNOWN)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -297,12 +305,12 @@ impl FromStr for ZkConfig {
         let is_host = |host: &str| !host.is_empty() && host.chars().all(plain);
         if !hosts.split(',').all(is_host) {
             let message = "the hosts of a ZooKeeper URL are host:port, separated by commas";
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         #[cfg(feature = "tls")]
         if tls && !hosts.split(',').all(crate::tls::may_have_certificate) {
             let message = "a host of a zk+tls:// URL is neither an address nor a name that a certificate could be for";
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         let mut config = Self {
             tls,
@@ -319,7 +327,7 @@ impl FromStr for ZkConfig {
         if config.acl == AclRule::Creator && config.login.is_none() {
             let message =
                 "dlock.acl=creator needs a user in the URL: zk://user:password@host:port/root";
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         Ok(config)
     }
@@ -335,7 +343,7 @@ impl Login {
             return Ok(Self { user, password });
         }
         let message = "a log-in in a ZooKeeper URL is user:password, percent-encoded where needed";
-        Err(misuse(message))
+        Err(DriverError::misuse(message))
     }
 }
 
@@ -376,7 +384,7 @@ impl Root {
         };
         let rest = path.strip_prefix('/').unwrap_or_default();
         if !rest.split('/').all(sound) || rest.split('/').next() == Some("zookeeper") {
-            return Err(misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "{path:?} cannot be the root of locks: segments of printable ASCII, not `.`, `..`, /zookeeper or a seat's name"
             )));
         }
@@ -417,10 +425,6 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'=')
     .remove(b'+')
     .remove(b',');
-
-fn misuse(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
-}
 
 const MOST_SESSIONS: u32 = 4;
 const LONGEST_SESSION: Duration = Duration::from_secs(3600);

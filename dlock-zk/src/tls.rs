@@ -10,7 +10,7 @@ use zookeeper_client::{Error as Native, TlsOptions};
 
 /// Trusts the authority of a PEM file, and no other. Encrypts with the provider that the application chose.
 pub(crate) async fn options(ca: Option<&Path>) -> Result<TlsOptions> {
-    let unusable = |message: String| DriverError::new(ErrorKind::Misuse, message);
+    let unusable = |message: String| DriverError::misuse(message);
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let message = "zk+tls:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
                        as rustls::crypto::ring::default_provider().install_default() does";

@@ -20,6 +20,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `etcd+tls://…` | `etcd-tls` | the same over TLS |
 /// | `zk://…` | `zk` | a ZooKeeper server or ensemble |
 /// | `zk+tls://…` | `zk-tls` | the same over TLS |
+/// | `quorum:URL URL URL` | `quorum` | a majority of three, five or seven of these stores, with blanks between |
 ///
 /// The rest of the URL is the native client's, unchanged. Query parameters that begin with `dlock.` belong
 /// to dlock:
@@ -28,6 +29,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// |---|---|---|---|
 /// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, renewed by the watchdog |
 /// | `dlock.poll` | `1ms` to `1m` | `100ms` | how often a waiter polls at most, on a store that cannot wake it |
+///
+/// A quorum has them as words of their own: `quorum:URL URL URL dlock.lease=10s`.
 ///
 /// Each backend has parameters of its own, listed with its config: `dlock::mysql::MysqlConfig`,
 /// `dlock::memory::MemoryConfig`, `dlock::redis::RedisConfig`, `dlock::sqlite::SqliteConfig`,
@@ -83,6 +86,12 @@ pub async fn connect(url: &str) -> Result<Client, Error> {
 /// ```
 pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
     let scheme = scheme(url)?;
+    #[cfg(feature = "quorum")]
+    if scheme == crate::majority::SCHEME {
+        let (settings, config) = crate::majority::split(url)?;
+        let driver = dlock_quorum::QuorumDriver::connect(config).await?;
+        return Ok(settings.on(Client::builder(Arc::new(driver))));
+    }
     let (url, settings) = Settings::split(url)?;
     let driver = driver(&scheme, &url)
         .await
@@ -118,7 +127,7 @@ pub async fn builder(url: &str) -> Result<ClientBuilder, Error> {
     )),
     allow(unused_variables, reason = "without a backend the URL is not read")
 )]
-async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Error> {
+pub(crate) async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Error> {
     match scheme {
         #[cfg(feature = "memory")]
         "memory" => Ok(Arc::new(dlock_memory::MemoryDriver::from_url(url)?)),
@@ -153,7 +162,7 @@ async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn DistributedLock>, Err
 }
 
 /// Every scheme, and the feature that includes its driver.
-const SCHEMES: [(&str, &str); 17] = [
+const SCHEMES: [(&str, &str); 18] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
@@ -171,6 +180,7 @@ const SCHEMES: [(&str, &str); 17] = [
     ("etcd+tls", "etcd-tls"),
     ("zk", "zk"),
     ("zk+tls", "zk-tls"),
+    ("quorum", "quorum"),
 ];
 
 pub(crate) fn no_driver(scheme: &str) -> Error {
@@ -218,14 +228,14 @@ fn known_schemes() -> String {
 
 /// The parameters that every backend's URL may have.
 #[derive(Debug, Default)]
-struct Settings {
+pub(crate) struct Settings {
     lease: Option<Lease>,
     poll_interval: Option<Duration>,
 }
 
 impl Settings {
     /// Removes these parameters from a URL's query, and leaves the rest as it was, byte for byte.
-    fn split(url: &str) -> Result<(String, Self), Error> {
+    pub(crate) fn split(url: &str) -> Result<(String, Self), Error> {
         let mut settings = Self::default();
         let Some((base, query)) = url.split_once('?') else {
             return Ok((url.to_owned(), settings));
@@ -242,7 +252,7 @@ impl Settings {
     }
 
     /// Reads one parameter; `false`: it is not one of these.
-    fn take(&mut self, key: &str, value: &str) -> Result<bool, Error> {
+    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, Error> {
         let twice = match key {
             LEASE => {
                 let lease = Lease::renewed(time(key, value)?)

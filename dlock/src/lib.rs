@@ -80,6 +80,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod connect;
+#[cfg(feature = "quorum")]
+mod majority;
 mod schema;
 
 pub use connect::{builder, connect};
@@ -104,6 +106,8 @@ pub use dlock_mongo as mongo;
 pub use dlock_mysql as mysql;
 #[cfg(feature = "postgres")]
 pub use dlock_postgres as postgres;
+#[cfg(feature = "quorum")]
+pub use dlock_quorum as quorum;
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
 #[cfg(feature = "sqlite")]

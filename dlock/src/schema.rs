@@ -36,6 +36,17 @@ pub fn schema(url: &str) -> Result<Cow<'static, str>, Error> {
                 crate::connect::without_settings(url)?.parse()?;
             Ok(Cow::Owned(config.schema()))
         }
+        #[cfg(feature = "quorum")]
+        crate::majority::SCHEME => {
+            let mut each: Vec<_> = Vec::new();
+            for store in crate::majority::words(url).1 {
+                let text = schema(store)?;
+                if !each.contains(&text) {
+                    each.push(text);
+                }
+            }
+            Ok(Cow::Owned(each.join("\n")))
+        }
         _ => fixed(&scheme).map(Cow::Borrowed),
     }
 }

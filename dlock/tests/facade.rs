@@ -2,7 +2,7 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, redis+sentinel:, rediss+sentinel:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, etcd:, etcd+tls:, zk:, zk+tls:";
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, redis+sentinel:, rediss+sentinel:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, etcd:, etcd+tls:, zk:, zk+tls:, quorum:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {

@@ -28,6 +28,7 @@ fn every_test_that_the_guarantees_name_exists() {
         "dlock-zk",
         "dlock-mongo",
         "dlock-sqlite",
+        "dlock-quorum",
         "dlock/tests",
         "dlock-cli/tests",
     ] {

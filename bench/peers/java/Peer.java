@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -138,14 +139,13 @@ public class Peer {
             }
             case "names": {
                 int count = Integer.parseInt(words[1]);
-                long began = System.nanoTime();
                 AtomicInteger next = new AtomicInteger();
-                together(128, task -> {
+                long took = together(128, task -> {
                     for (int at = next.getAndIncrement(); at < count; at = next.getAndIncrement()) {
                         client(0).lock("exclusive", "named:" + at, 1).acquire().run();
                     }
                 });
-                return "{\"ops\":" + count + ",\"nanos\":" + (System.nanoTime() - began) + "}";
+                return "{\"ops\":" + count + ",\"nanos\":" + took + "}";
             }
             case "wait": {
                 Lock lock = client(0).lock("exclusive", "waited", 1);
@@ -190,8 +190,12 @@ public class Peer {
         }
         String sort = which.equals("read") || which.equals("permit") ? which : "exclusive";
         long[][] all = new long[tasks][];
+        Lock[] locks = new Lock[tasks];
+        for (int at = 0; at < tasks; at++) {
+            locks[at] = client(0).lock(sort, sort.equals("exclusive") ? which + ":" + at : which, tasks);
+        }
         Work task = at -> {
-            Lock lock = client(0).lock(sort, sort.equals("exclusive") ? which + ":" + at : which, tasks);
+            Lock lock = locks[at];
             Release outer = again ? lock.acquire() : null;
             long[] latencies = new long[1024];
             int count = 0;
@@ -210,13 +214,14 @@ public class Peer {
                 outer.run();
             }
         };
-        long began = System.nanoTime();
+        long took;
         if (which.equals("main")) {
+            long began = System.nanoTime();
             task.run(0);
+            took = System.nanoTime() - began;
         } else {
-            together(tasks, task);
+            took = together(tasks, task);
         }
-        long took = System.nanoTime() - began;
         long[] latencies = Arrays.stream(all).flatMapToLong(Arrays::stream).sorted().toArray();
         List<String> quantiles = new ArrayList<>();
         for (int permille = 0; permille <= 1000 && latencies.length > 0; permille++) {
@@ -262,14 +267,16 @@ public class Peer {
         return "{\"turns\":" + turns.stream().map(Arrays::toString).collect(Collectors.toList()) + "}";
     }
 
-    /** So many threads; the first error is thrown. */
-    static void together(int count, Work work) throws Exception {
+    /** So many threads, and the time from when all are there; an error is thrown. */
+    static long together(int count, Work work) throws Exception {
+        CyclicBarrier start = new CyclicBarrier(count + 1);
         List<Thread> threads = new ArrayList<>();
         Throwable[] failed = new Throwable[1];
         for (int at = 0; at < count; at++) {
             int mine = at;
             Thread thread = new Thread(() -> {
                 try {
+                    start.await();
                     work.run(mine);
                 } catch (Throwable error) {
                     failed[0] = error;
@@ -278,14 +285,18 @@ public class Peer {
             threads.add(thread);
             thread.start();
         }
+        start.await();
+        long began = System.nanoTime();
         for (Thread thread : threads) {
             thread.join();
         }
+        long took = System.nanoTime() - began;
         if (failed[0] instanceof Exception error) {
             throw error;
         } else if (failed[0] != null) {
             throw new IllegalStateException(failed[0]);
         }
+        return took;
     }
 
     Client client(int at) throws Exception {

@@ -2,7 +2,7 @@
 
 use super::{
     Effort,
-    peers::{Contestant, Process},
+    peers::{Contestant, PATIENCE, Process},
     store::{Store, memory_of},
 };
 use crate::{
@@ -88,7 +88,7 @@ pub(super) fn all(effort: &Effort) -> Vec<Case> {
         );
     }
     for locks in effort.keep {
-        let span = effort.settle + effort.watch;
+        let span = effort.settle + effort.watch + RESTART;
         add(
             format!("keep-{locks}"),
             Kind::Keep { locks: *locks },
@@ -108,7 +108,8 @@ pub(super) fn all(effort: &Effort) -> Vec<Case> {
     let work = Kind::Wait {
         tasks: effort.waiters,
     };
-    add("wait".to_owned(), work, 1, effort.contend);
+    let span = effort.contend + RESTART;
+    add("wait".to_owned(), work, 1, span);
     add(
         "recover".to_owned(),
         Kind::Recover,
@@ -124,6 +125,16 @@ impl Case {
         matches!(self.work, Kind::Recover)
     }
 
+    /// Whether a server that others use can bear it.
+    pub(super) fn is_light(&self) -> bool {
+        match self.work {
+            Kind::Cycle { tasks, .. } => tasks <= 128,
+            Kind::Contend { waiters } => waiters <= 16,
+            Kind::Keep { locks: many } | Kind::Names { count: many } => many <= 1_000,
+            Kind::Wait { .. } | Kind::Recover => true,
+        }
+    }
+
     /// Whether it wants a new process: earlier work would hide how much memory this takes.
     pub(super) fn is_of_memory(&self) -> bool {
         matches!(self.work, Kind::Keep { .. } | Kind::Wait { .. })
@@ -135,7 +146,9 @@ impl Case {
         let command = match &self.work {
             Kind::Cycle { which, tasks } => format!("cycle {which} {tasks} {millis}"),
             Kind::Contend { waiters } => format!("contend {waiters} {millis}"),
-            _ => return Ok(()),
+            // In a new process, since the case before these wants one.
+            Kind::Names { .. } => format!("cycle task 128 {millis}"),
+            Kind::Keep { .. } | Kind::Wait { .. } | Kind::Recover => return Ok(()),
         };
         process.ask(&command, time).await?;
         Ok(())
@@ -165,7 +178,9 @@ impl Case {
             Kind::Keep { locks } => keep(locks, process, store, effort).await,
             Kind::Names { count } => {
                 let before = memory_of(&store.pids);
-                let answer = process.ask(&format!("names {count}"), FOR_NAMES).await?;
+                let answer = process
+                    .ask(&format!("names {count}"), for_many(count))
+                    .await?;
                 let mut sample = Sample::default();
                 let seconds = number(&answer, "nanos") / 1e9;
                 sample.is("per s", number(&answer, "ops") / seconds);
@@ -174,13 +189,14 @@ impl Case {
             }
             Kind::Wait { tasks } => {
                 let pids = [process.pid()];
+                connect(process).await?;
                 let before = [memory_of(&pids), memory_of(&store.pids)];
                 process.ask(&format!("wait {tasks}"), self.span).await?;
                 let mut sample = Sample::default();
                 sample.memory("client bytes", &pids, before[0], tasks);
                 sample.memory("server bytes", &store.pids, before[1], tasks);
                 let cost = Cost::start(process, store).await?;
-                tokio::time::sleep(self.span).await;
+                tokio::time::sleep(effort.contend).await;
                 let spent = cost.stop(process, store).await?;
                 spent.per_second(&mut sample);
                 process.kill().await?; // it would take long to let them all through
@@ -204,7 +220,7 @@ impl Case {
         let cost = Cost::start(process, store).await?;
         tokio::time::sleep(self.span - lead_in).await;
         let spent = cost.stop(process, store).await?;
-        let answer = process.answer(self.span + FOR_NAMES).await?;
+        let answer = process.answer(self.span + PATIENCE).await?;
         let turns = Turns::read(&answer["turns"])?;
         let mut sample = turns.between(lead_in, self.span, waiters + 1);
         let count = sample.metrics.get("hand-offs").copied().unwrap_or_default();
@@ -221,8 +237,11 @@ async fn keep(
     effort: &Effort,
 ) -> Result<Sample> {
     let pids = [process.pid()];
+    connect(process).await?;
     let before = [memory_of(&pids), memory_of(&store.pids)];
-    process.ask(&format!("keep {locks}"), FOR_NAMES).await?;
+    process
+        .ask(&format!("keep {locks}"), for_many(locks))
+        .await?;
     tokio::time::sleep(effort.settle).await; // until each was renewed in its turn
     let mut sample = Sample::default();
     sample.memory("client bytes", &pids, before[0], locks);
@@ -231,9 +250,23 @@ async fn keep(
     tokio::time::sleep(effort.watch).await;
     let spent = cost.stop(process, store).await?;
     spent.per_second(&mut sample);
-    let freed = process.ask("free", FOR_NAMES).await?;
+    let freed = process.ask("free", for_many(locks)).await?;
     sample.is("lost", number(&freed, "lost"));
     Ok(sample)
+}
+
+/// What a client takes once, for its connections and its code, is no part of what each lock takes.
+async fn connect(process: &mut Process) -> Result {
+    let span = Duration::from_millis(50);
+    process
+        .ask(&format!("cycle task 16 {}", span.as_millis()), span)
+        .await?;
+    Ok(())
+}
+
+/// The most that work on so many names may take, beside the patience with every answer.
+fn for_many(count: usize) -> Duration {
+    Duration::from_millis(3) * u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// Kills a holder again and again while another process waits for its lock.
@@ -249,7 +282,7 @@ pub(super) async fn recover(one: &Contestant, url: &str, kills: usize) -> Result
         tokio::time::sleep(RECOVERY_LEASE.mul_f64(0.4 + fastrand::f64() / 3.0)).await;
         let killed = wall();
         holder.kill().await?;
-        let got = waiter.answer(RECOVERY_LEASE + FOR_NAMES).await?;
+        let got = waiter.answer(RECOVERY_LEASE + PATIENCE).await?;
         waiter.ask("free", RECOVERY_LEASE).await?;
         let mut sample = Sample::default();
         let after = number(&got, "got") / 1e3 - killed.as_secs_f64() * 1e3;
@@ -450,8 +483,8 @@ fn wall() -> Duration {
 const LEAD_IN: f64 = 0.2;
 /// The lease where a holder is killed: the shortest that every contestant keeps.
 const RECOVERY_LEASE: Duration = Duration::from_secs(3);
-/// The most that work by count may take.
-const FOR_NAMES: Duration = Duration::from_secs(600);
+/// What a new process takes, about.
+const RESTART: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {

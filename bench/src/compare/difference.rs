@@ -8,8 +8,9 @@ use crate::measure::Spread;
 use std::fmt::Write;
 
 /// A machine is not equally fast in two runs. How much it drifted is the median ratio over the peers, whose code
-/// did not change; without peers over everything. A difference exceeds the noise when no repetition of one run,
-/// corrected by the drift, lies within the range of the other.
+/// did not change; without peers over everything. A difference exceeds the noise when, corrected by the drift, no
+/// repetition of one run lies within the range of the other, and when it is larger than nearly all differences of
+/// the same metric: few repetitions alone often lie apart by chance.
 pub(super) fn between(before: &Results, after: &Results) -> String {
     let mut pairs = Vec::new();
     for row in &after.rows {
@@ -46,7 +47,7 @@ pub(super) fn between(before: &Results, after: &Results) -> String {
             (true, false) => times,
             (true, true) => rates,
         };
-        if pair.exceeds(drift) {
+        if pair.exceeds(drift) && pair.distance(drift) > scatter(&pairs, pair.metric, drift) {
             count += 1;
             let Row {
                 store,
@@ -79,6 +80,33 @@ pub(super) fn between(before: &Results, after: &Results) -> String {
     text
 }
 
+/// The distance that one in a hundred numbers exceeds when nothing changed, by the median distance of this metric.
+fn scatter(pairs: &[Pair<'_>], metric: &str, drift: f64) -> f64 {
+    let of_metric = |of_peers: bool| {
+        let some = pairs
+            .iter()
+            .filter(|one| one.metric == metric && (one.row.contestant != DLOCK || !of_peers));
+        some.map(|one| one.distance(drift))
+            .filter(|distance| distance.is_finite())
+            .collect::<Vec<f64>>()
+    };
+    let peers = of_metric(true);
+    let all = if peers.len() < ENOUGH {
+        of_metric(false)
+    } else {
+        peers
+    };
+    if all.len() < ENOUGH {
+        return 0.0;
+    }
+    Spread::of(all).median * MEDIANS
+}
+
+/// Numbers of a metric from which its noise can be told.
+const ENOUGH: usize = 8;
+/// 99 % of a normal distribution lie within 2.58 standard deviations, half of it within 0.67.
+const MEDIANS: f64 = 2.58 / 0.67;
+
 struct Pair<'a> {
     row: &'a Row,
     metric: &'a str,
@@ -105,6 +133,11 @@ impl<'a> Pair<'a> {
 
     fn ratio(&self) -> f64 {
         self.after.median / self.before.median
+    }
+
+    /// How far the runs are apart beside the drift: the logarithm of the ratio.
+    fn distance(&self, drift: f64) -> f64 {
+        (self.ratio() / drift).ln().abs()
     }
 
     /// Whether more is better.
@@ -148,6 +181,22 @@ mod tests {
             "{}",
             between(&before, &after)
         );
+    }
+
+    #[test]
+    fn a_difference_like_those_of_the_peers_is_noise() {
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+        let peers = |slow: f64| names.map(|name| (name, [100.0, 101.0].map(|one| one * slow)));
+        let mut after = peers(1.0);
+        for (at, (_, values)) in after.iter_mut().enumerate() {
+            let factor = 0.8 + 0.05 * at as f64;
+            *values = values.map(|one| one * factor);
+        }
+        let ours = |value: f64| [("dlock", [value, value + 1.0])];
+        let [before, near, far] = [(100.0, peers(1.0)), (125.0, after), (300.0, after)]
+            .map(|(value, peers)| run(&[&ours(value)[..], &peers[..]].concat()));
+        assert!(between(&before, &near).contains("nothing exceeds"));
+        assert_eq!(between(&before, &far).matches("task-1 dlock").count(), 1);
     }
 
     #[test]

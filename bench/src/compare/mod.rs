@@ -20,7 +20,7 @@ use clap::Parser;
 use peers::{CONTESTANTS, Contestant, DLOCK, Process, With};
 use results::{Results, Row};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -48,8 +48,8 @@ pub(crate) struct Arguments {
     /// Every case once, with next to no work: the numbers mean nothing.
     #[arg(long, hide = true)]
     smoke: bool,
-    /// A server of yours, instead of one that is started here; its scheme says for which store. It gets the whole
-    /// load, and keeps the records of the locks.
+    /// A server of yours, instead of one that is started here; its scheme says for which store. It gets at
+    /// most 128 tasks, 16 waiting clients, 1,000 held locks and 1,000 names, and keeps the records of the locks.
     #[arg(long, value_name = "URL")]
     url: Vec<String>,
     /// The folder for the report.
@@ -73,20 +73,24 @@ struct Effort {
     watch: Duration,
     names: &'static [usize],
     waiters: usize,
-    warm_up: f64,
+    /// Of the adapters' time to warm up: before the first case, and before each other one.
+    warm_up: [f64; 2],
+    /// What is not measured by then is left out.
+    limit: Option<Duration>,
 }
 
 const QUICK: Effort = Effort {
-    cycle: Duration::from_millis(250),
-    contend: Duration::from_millis(1_000),
+    cycle: Duration::from_millis(200),
+    contend: Duration::from_millis(600),
     repetitions: 2,
     kills: 2,
     keep: &[1_000],
-    settle: Duration::from_secs(1),
+    settle: Duration::from_millis(200),
     watch: Duration::from_secs(4),
     names: &[1_000],
     waiters: 500,
-    warm_up: 0.5,
+    warm_up: [0.7, 0.07],
+    limit: Some(Duration::from_secs(570)),
 };
 const STANDARD: Effort = Effort {
     cycle: Duration::from_millis(500),
@@ -98,7 +102,8 @@ const STANDARD: Effort = Effort {
     watch: Duration::from_secs(8),
     names: &[1_000, 10_000],
     waiters: 1_000,
-    warm_up: 1.0,
+    warm_up: [1.0, 0.5],
+    limit: None,
 };
 const FULL: Effort = Effort {
     cycle: Duration::from_millis(1_000),
@@ -119,10 +124,15 @@ const SMOKE: Effort = Effort {
     watch: Duration::from_millis(100),
     names: &[100],
     waiters: 5,
-    warm_up: 0.0,
+    warm_up: [0.0; 2],
+    limit: None,
 };
 /// The lease of every lock, but where a holder is killed.
 const LEASE: Duration = Duration::from_secs(12);
+/// Why a case was left out.
+const TIME_IS_UP: &str = "the time was up; run it alone with --backends and --peers";
+/// Seconds of the plan after which its pace is known rather by what was measured.
+const PLAN_COUNTS: f64 = 20.0;
 /// The job of this program's own contestants.
 pub(crate) const JOB: &str = "compare";
 
@@ -217,9 +227,10 @@ struct Comparison<'a> {
     /// Whether an adapter was built, by its folder in `bench/peers`, or why not.
     built: BTreeMap<&'static str, Result<(), String>>,
     began: Instant,
-    /// Seconds that the plan asks for, and how many of them are done.
+    /// Seconds that the plan asks for, how many of them are done, and how long those took.
     planned: f64,
     done: f64,
+    spent: f64,
 }
 
 impl<'a> Comparison<'a> {
@@ -250,12 +261,12 @@ impl<'a> Comparison<'a> {
             began: Instant::now(),
             planned: 0.0,
             done: 0.0,
+            spent: 0.0,
         };
         for (scheme, _) in STORES {
             if arguments.wants(scheme) {
-                let contestants = comparison.contestants(scheme).len();
-                let of = |case: &Case| comparison.seconds(case, contestants);
-                comparison.planned += comparison.cases.iter().map(of).sum::<f64>();
+                let of = |case: &Case| comparison.seconds(scheme, case);
+                comparison.planned += comparison.cases(scheme).iter().map(of).sum::<f64>();
             }
         }
         Ok(comparison)
@@ -270,13 +281,37 @@ impl<'a> Comparison<'a> {
         CONTESTANTS.iter().filter(is_wanted).collect()
     }
 
+    /// A server of the user's gets a bounded load.
+    fn cases(&self, scheme: &str) -> Vec<Case> {
+        let is_own = self.arguments.url_of(scheme).is_none();
+        let all = self.cases.iter();
+        all.filter(|case| is_own || case.is_light())
+            .cloned()
+            .collect()
+    }
+
     /// How long a case takes, about.
-    fn seconds(&self, case: &Case, contestants: usize) -> f64 {
-        let times = if case.is_together() { 1 } else { contestants } * case.repetitions;
-        case.span.as_secs_f64() * times as f64 * 1.5
+    fn seconds(&self, scheme: &str, case: &Case) -> f64 {
+        let span = case.span.as_secs_f64();
+        if case.is_together() {
+            return span * case.repetitions as f64;
+        }
+        let of = |one: &&Contestant| {
+            let warm_up = warm_up(one, self.effort.warm_up[1]).as_secs_f64();
+            span * case.repetitions as f64 * 1.2 + warm_up
+        };
+        self.contestants(scheme).iter().map(of).sum()
+    }
+
+    fn is_over(&self) -> bool {
+        let limit = self.effort.limit;
+        limit.is_some_and(|limit| self.began.elapsed() > limit)
     }
 
     async fn of_store(&mut self, scheme: &str, results: &mut Results) -> Result {
+        if self.is_over() {
+            return Err(TIME_IS_UP.into());
+        }
         let store = match self.arguments.url_of(scheme) {
             Some(url) => Store::of_the_user(url),
             None => Store::start(scheme).await?,
@@ -300,15 +335,23 @@ impl<'a> Comparison<'a> {
                 }
             }
         }
-        for case in self.cases.clone() {
+        let mut warm = BTreeSet::new();
+        for case in self.cases(scheme) {
             self.say(scheme, &case);
-            let rows = if case.is_together() {
+            let began = Instant::now();
+            let rows: Vec<Row> = if self.is_over() {
+                let left_out = present
+                    .iter()
+                    .map(|(one, _)| Row::missing(scheme, &case.name, one.name, TIME_IS_UP));
+                left_out.collect()
+            } else if case.is_together() {
                 recovered(&present, &store, &case).await
             } else {
-                self.measure(&mut present, &store, &case).await
+                self.measure(&mut present, &store, &case, &mut warm).await
             };
             results.rows.extend(rows);
-            self.done += self.seconds(&case, self.contestants(scheme).len());
+            self.done += self.seconds(scheme, &case);
+            self.spent += began.elapsed().as_secs_f64();
         }
         Ok(())
     }
@@ -330,15 +373,16 @@ impl<'a> Comparison<'a> {
     }
 
     fn say(&self, scheme: &str, case: &Case) {
-        let spent = self.began.elapsed().as_secs_f64();
-        let share = self.done / self.planned.max(1e-9);
-        let left = match share {
-            share if share > 0.02 => spent / share - spent,
-            _ => self.planned,
-        };
-        let (percent, minutes) = (share * 100.0, (left / 60.0).ceil());
+        let percent = self.done * 100.0 / self.planned.max(1e-9);
+        // What was planned is a guess; the first cases do not say how wrong it is.
+        let pace = (self.spent + PLAN_COUNTS) / (self.done + PLAN_COUNTS);
+        let mut left = (self.planned - self.done) * pace;
+        if let Some(limit) = self.effort.limit {
+            left = left.min(limit.saturating_sub(self.began.elapsed()).as_secs_f64());
+        }
+        let (minutes, seconds) = ((left / 60.0).floor(), left % 60.0);
         eprintln!(
-            "{scheme:>9} {:<14} {percent:>3.0} % done, about {minutes:.0} min left",
+            "{scheme:>9} {:<14} {percent:>3.0} % done, about {minutes:.0} min {seconds:.0} s left",
             case.name
         );
     }
@@ -349,6 +393,7 @@ impl<'a> Comparison<'a> {
         present: &mut [(&'static Contestant, Process)],
         store: &Store,
         case: &Case,
+        warm: &mut BTreeSet<&'static str>,
     ) -> Vec<Row> {
         let mut samples: Vec<Vec<Sample>> = present.iter().map(|_| Vec::new()).collect();
         let mut failed: Vec<Option<String>> = present.iter().map(|_| None).collect();
@@ -358,7 +403,12 @@ impl<'a> Comparison<'a> {
                 if failed[at].is_some() {
                     continue;
                 }
-                let warm_up = warm_up(one, repetition).mul_f64(self.effort.warm_up);
+                let [first, other] = self.effort.warm_up;
+                let warm_up = match (repetition, warm.insert(one.name)) {
+                    (_, true) => warm_up(one, first),
+                    (0, false) => warm_up(one, other),
+                    _ => Duration::ZERO,
+                };
                 match sample(one, process, store, case, self.effort, warm_up).await {
                     Ok(sample) => samples[at].push(sample),
                     Err(error) => failed[at] = Some(error.to_string()),
@@ -376,13 +426,13 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Only before the first repetition.
-fn warm_up(one: &Contestant, repetition: usize) -> Duration {
-    match (repetition, one.with) {
-        (0, With::Adapter(adapter)) => adapter.warm_up,
-        (0, _) => Duration::from_millis(100),
-        _ => Duration::ZERO,
-    }
+/// This share of the time that a contestant takes to be at its full speed.
+fn warm_up(one: &Contestant, share: f64) -> Duration {
+    let whole = match one.with {
+        With::Adapter(adapter) => adapter.warm_up,
+        _ => Duration::from_millis(100),
+    };
+    whole.mul_f64(share)
 }
 
 /// One measurement. A process that was killed, on purpose or since it failed, is started again.

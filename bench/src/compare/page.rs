@@ -341,7 +341,7 @@ bench/peers/README.md defines. Numbers are medians over the repetitions, whisker
 Commands: what the server executed, inside scripts, too (Redis), or the packets (ZooKeeper), messages (etcd), statements (MariaDB) or \
 requests (MongoDB) that it received.";
 const STYLE: &str = ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;margin:0;background:#f4f5f7;color:#1c2024}\
-main{max-width:1180px;margin:auto;padding:24px}h1{font-size:28px}h2{margin-top:48px;border-bottom:2px solid #0072b2}figure{display:inline-block;width:min(100%,570px);margin:6px 4px}\
+main{max-width:1180px;margin:auto;padding:24px}h1{font-size:28px}h2{margin-top:48px;border-bottom:2px solid #0072b2}figure{display:inline-block;vertical-align:top;width:min(100%,570px);margin:6px 4px}\
 svg{width:100%;height:auto;border:1px solid #d9dde2;border-radius:8px}.wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums;background:#fff}\
 th,td{padding:5px 10px;border:1px solid #d9dde2;text-align:right;vertical-align:bottom}th:first-child,td:first-child{text-align:left;white-space:nowrap}tr:nth-child(2){font-weight:700}.fact{margin:3px 0;font-size:14px;color:#545b64}\
 @media(prefers-color-scheme:dark){body{background:#0d0f12;color:#e8eaed}h2{border-color:#56b4e9}svg,th,td{border-color:#333a42}table{background:#16191d}.fact{color:#a9b1ba}}";

@@ -280,6 +280,9 @@ impl Adapter {
             .join(self.folder);
         let place = self.place()?;
         fs::create_dir_all(&place)?;
+        // Another run may build it at the same time.
+        let lock = fs::File::create(place.join(".lock"))?;
+        lock.lock()?;
         let mut all = String::new();
         let files: io::Result<BTreeSet<PathBuf>> = fs::read_dir(&sources)?
             .map(|file| Ok(file?.path()))
@@ -310,4 +313,4 @@ impl Adapter {
 }
 
 /// How long an answer may take beyond the work itself: waiters that poll need it to leave.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);

@@ -272,13 +272,13 @@ const BOTTOM: f64 = 326.0;
 const BARS: f64 = 190.0;
 const BARS_END: f64 = 540.0;
 /// Between two names.
-const LABEL: f64 = 17.0;
+const LABEL: f64 = 19.0;
 const STYLES: usize = 9;
 const DASHES: [&str; 9] = [
     "none", "8 4", "2 3", "10 3 2 3", "5 5", "none", "8 4", "2 3", "10 3 2 3",
 ];
 /// After Okabe and Ito, whose colours differ for colour-blind readers, too; lighter on dark paper.
-const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1c2024}.title{font-weight:600;font-size:15px}.small{font-size:12px;fill:#545b64}\
+const STYLE: &str = "text{font:15px system-ui,sans-serif;fill:#1c2024}.title{font-weight:600;font-size:17px}.small{font-size:14px;fill:#545b64}\
 .paper{fill:#fff}.grid{stroke:#d9dde2;fill:none}.line{fill:none;stroke-linejoin:round}.lead{stroke:#9aa3ad;stroke-width:.7;fill:none}.range{stroke:#1c2024;fill:none;stroke-width:1.5}\
 .s0{stroke:#0072b2}.b0,.t0{fill:#0072b2}.t0{font-weight:700}.s1{stroke:#d55e00}.b1{fill:#d55e00}.s2{stroke:#009e73}.b2{fill:#009e73}.s3{stroke:#b5588f}.b3{fill:#b5588f}\
 .s4{stroke:#c98500}.b4{fill:#c98500}.s5{stroke:#3a9fd8}.b5{fill:#3a9fd8}.s6{stroke:#555}.b6{fill:#555}.s7{stroke:#7d6ac2}.b7{fill:#7d6ac2}.s8{stroke:#857400}.b8{fill:#857400}\

@@ -274,6 +274,13 @@ impl Results {
             if row.noisy {
                 noisy.insert(row.case.as_str());
             }
+            if row
+                .spread("hand-offs")
+                .is_some_and(|count| count.median == 0.0)
+            {
+                let of_one = reasons.entry(&row.contestant).or_default();
+                of_one.entry(NO_HAND_OFF).or_default().push(&row.case);
+            }
         }
         for (contestant, reasons) in reasons {
             let reasons = reasons.into_iter().map(|(reason, cases)| match &cases[..] {
@@ -299,6 +306,7 @@ fn texts(object: &serde_json::Map<String, Value>) -> BTreeMap<String, String> {
     texts.collect()
 }
 
+const NO_HAND_OFF: &str = "no waiting client got the lock from another in the time";
 /// A column's head, its case and its number.
 type Column = (&'static str, &'static str, &'static str);
 

@@ -61,6 +61,9 @@ impl Store {
         match scheme {
             "redis" => {
                 let server = Self::of(RedisServer::start(RedisOptions::default())?)?;
+                // Its program may be one file with others of Redis.
+                let version = server.version.replace("redis-check-rdb", "redis-server");
+                let server = Self { version, ..server };
                 server.counting(|addr| {
                     let stats = ask(addr, "INFO stats\r\n", "total_commands_processed:")?;
                     Ok(number_after(&stats, "total_commands_processed:"))
@@ -72,7 +75,8 @@ impl Store {
                     ..ZooKeeperOptions::default()
                 })?;
                 let version = server.word("srvr")?;
-                let version = version.split(',').next().unwrap_or_default().to_owned();
+                let version = version.split([',', '-']).next().unwrap_or_default();
+                let version = version.to_owned();
                 let server = Self {
                     version,
                     ..Self::of(server)?

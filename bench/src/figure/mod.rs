@@ -19,6 +19,8 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod processes;
 #[cfg(feature = "redis")]
+mod quorum;
+#[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]
 mod redis_cycle;
@@ -114,6 +116,8 @@ pub(crate) fn all() -> Vec<Figure> {
         figure("redis-waiters", 10, |plan| {
             Box::pin(redis_waiters::run(plan))
         }),
+        #[cfg(feature = "redis")]
+        figure("quorum-cycle", 30, |plan| Box::pin(quorum::cycle(plan))),
         #[cfg(feature = "mysql")]
         figure("mysql-cycle", 20, |plan| Box::pin(mysql::cycle(plan))),
         #[cfg(feature = "mysql")]

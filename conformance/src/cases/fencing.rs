@@ -2,7 +2,7 @@
 //! earlier ones ended.
 
 use super::held;
-use crate::{Ctx, Hold, Result, TestDriver, case::cases, ensure};
+use crate::{Ctx, Hold, Result, TestDriver, case::cases, ensure, same};
 use dlock_core::{FencingToken, LockName};
 use futures_util::future::join_all;
 use std::time::Duration;
@@ -24,6 +24,12 @@ cases! {
     the_token_grows_over_a_lost_record needs(Records);
     the_token_grows_over_a_restart needs(Server);
     the_token_grows_over_a_flush_while_the_clock_goes_on needs(Flush);
+    [Clause::Fencing bullet("`req.floor` is given, the grant is no re-entry")]
+    the_token_is_the_floor_or_the_next_one needs(Raises);
+    [Clause::Fencing bullet("`req.hold` is inside already and alone")]
+    a_repeat_with_a_greater_floor_raises_the_token_of_a_lone_hold needs(Raises);
+    [Clause::Reentry]
+    a_floor_raises_no_token_of_two_holds needs(Raises);
 }
 
 async fn the_token_grows_with_every_release(ctx: Ctx) -> Result {
@@ -144,6 +150,56 @@ async fn the_token_grows_over_days_of_disuse(ctx: Ctx) -> Result {
     driver.frees(&hold).await?;
     ctx.store_time()?.forward(HOUR * 24 * 3).await?;
     takes_greater(&ctx, &ctx.test_driver().await?, hold.token, &name).await
+}
+
+async fn the_token_is_the_floor_or_the_next_one(ctx: Ctx) -> Result {
+    let ([driver, other], name) = ctx.test_drivers().await?;
+    let mut last = FencingToken(0);
+    // Far below the store's time, which the floor takes the place of.
+    for (floor, token) in [
+        (1_000, 1_000),
+        (5_000, 5_000),
+        (5_000, 5_001),
+        (1_000, 5_002),
+    ] {
+        let hold = driver
+            .take(&ctx.ask(&name).from(FencingToken(floor)))
+            .await?;
+        same("the token", hold.token, FencingToken(token))?;
+        last = greater(last, &hold)?;
+        driver.frees(&hold).await?;
+    }
+    takes_greater(&ctx, &other, last, &name).await
+}
+
+async fn a_repeat_with_a_greater_floor_raises_the_token_of_a_lone_hold(ctx: Ctx) -> Result {
+    let ([driver, other], name, first) = held(&ctx).await?;
+    let (token, floor) = (first.token, above(first.token));
+    for at_most in [FencingToken(1), token] {
+        let repeat = driver.take(&first.ask.clone().from(at_most)).await?;
+        same("the token of a repeat without more", repeat.token, token)?;
+    }
+    let raised = driver.take(&first.ask.clone().from(floor)).await?;
+    same("the token of the repeat", raised.token, floor)?;
+    ctx.ends_with(&first, raised.before, raised.valid_for)?;
+    other.breaks(&name, Some(floor)).await?;
+    takes_greater(&ctx, &driver, floor, &name).await
+}
+
+/// Each of the holds has been told the token.
+async fn a_floor_raises_no_token_of_two_holds(ctx: Ctx) -> Result {
+    let ([driver, other], _, first) = held(&ctx).await?;
+    let second = other.take(&first.ask.again()).await?;
+    for ask in [first.ask.clone(), second.ask] {
+        let repeat = driver.take(&ask.from(above(first.token))).await?;
+        same("the token of two holds", repeat.token, first.token)?;
+    }
+    Ok(())
+}
+
+/// Ten seconds of a clock in microseconds.
+fn above(token: FencingToken) -> FencingToken {
+    FencingToken(token.0 + 10_000_000)
 }
 
 async fn takes_greater(

@@ -36,6 +36,10 @@ table! {
         renew: |batch| batch.give_up = batch.give_up + FAR,
         ..Edit::NONE
     };
+    a_floor_is_not_looked_at breaks(Clause::Fencing) needs(Raises) => Edit {
+        acquire: |req| req.floor = None,
+        ..Edit::NONE
+    };
     // Tells a holder to wait for itself.
     one_hold_too_many_is_refused_as_held breaks(Clause::Error) => Edit {
         acquired: |_, answer| match answer {
@@ -166,7 +170,8 @@ impl Mutation for Counter {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut again = req.clone();
         let repeats = matches!(self.mistake, Miscount::Repeats);
-        if repeats && self.inside.has(&req.name, &who(req)) {
+        let raises = req.floor.is_some(); // it is no hold more
+        if repeats && !raises && self.inside.has(&req.name, &who(req)) {
             again.hold = HoldId::from_bits(req.hold.to_bits() ^ 1);
         }
         let mut answer = inner.acquire(&again).await?;

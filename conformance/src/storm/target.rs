@@ -2,7 +2,7 @@
 
 use super::{
     judge::{Kind as Found, Verdict},
-    work::LEASE,
+    work::{LEASE, renewed},
 };
 use crate::Result;
 use clap::{Args, ValueEnum};
@@ -138,7 +138,9 @@ pub(crate) async fn look_for_leftovers(
     verdict: &mut Verdict,
 ) -> Result {
     let client = dlock::connect(&target.direct).await?;
-    let locks = names.into_iter().map(|name| client.lock(name));
+    let locks = names
+        .into_iter()
+        .map(|name| client.lock(name).map(|lock| renewed(lock, LEASE)));
     let locks = locks.collect::<Result<Vec<_>, _>>()?;
     let first = locks.first().ok_or("BUG: no name")?;
     let longest = first.effective_lease()?.length();

@@ -81,6 +81,8 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     ///   an error of effect none that may be retried, or `Held`; never `Granted`.
     /// - `fencing`: tokens grow over a lost record, a restart and a flush of the store while its clock goes on: a counter in the record is not
     ///   enough, one that begins at the store's time is.
+    /// - `fencing`: `req.floor` is given, the grant is no re-entry: the token is the floor, or the last one plus one where that is greater.
+    /// - `fencing`: `req.hold` is inside already and alone, `req.floor` greater than its token: the floor becomes its token, and the last one.
     /// - `error`: more than [`MAX_HOLDS`](crate::MAX_HOLDS) holds, `req.share()` being `None`: `Overloaded`, nothing changed.
     ///
     /// # Errors

@@ -57,6 +57,10 @@ pub struct Acquire {
     pub next_ticket: Option<Ticket>,
     /// Re-enter this incarnation only.
     pub join: Option<FencingToken>,
+    /// The least token of a new incarnation, for a caller that takes one lock on several stores
+    /// ([`Capabilities::raises`](crate::driver::Capabilities::raises)). It takes the place of the store's time: the token
+    /// is the floor, or the last one plus one where that is greater.
+    pub floor: Option<FencingToken>,
     /// This is not the first attempt, so it is probably refused. A store whose write costs more than a read
     /// can read first. Ignoring it is correct.
     pub retry: bool,
@@ -81,6 +85,7 @@ impl Acquire {
             ticket: None,
             next_ticket: None,
             join: None,
+            floor: None,
             retry: false,
             give_up,
             info: Arc::clone(&NOTHING),

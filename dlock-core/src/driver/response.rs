@@ -68,6 +68,9 @@ pub struct Held {
     pub poll_in: Option<Duration>,
     /// How many tickets are queued before this one; the error of a wait that timed out says it.
     pub ahead: Option<u32>,
+    /// Refused, but a part of the store may have the hold, or take it until `give_up + late`: the core hands it to the
+    /// cleanup, and asks again with another hold.
+    pub doubt: bool,
 }
 
 /// A holder of a lock.
@@ -318,7 +321,7 @@ impl Snapshot {
 /// capabilities.wake = Wake::Notify;
 /// capabilities.late = Duration::from_secs(2);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The backend, by the name of its cargo feature: `redis`, `mysql`, `zk`, ….
@@ -343,6 +346,8 @@ pub struct Capabilities {
     /// Locks can be shared, and have permits: the driver obeys [`Acquire::share`](crate::driver::Acquire::share).
     /// Without it the core refuses both.
     pub shares: bool,
+    /// The driver obeys [`Acquire::floor`](crate::driver::Acquire::floor). The core sends none.
+    pub raises: bool,
     /// Requests for one name are executed in the order in which the client sends them, as a rule: behind a release
     /// the core sends the attempt of the client's next waiter without waiting for the answer.
     pub ordered: bool,
@@ -362,6 +367,7 @@ impl Capabilities {
             renew_batch: 100,
             session_bound: false,
             shares: false,
+            raises: false,
             ordered: false,
         }
     }

@@ -149,7 +149,7 @@ pub(crate) fn is_refused(answer: &Acquired) -> bool {
 
 /// The transactions that put a hold.
 pub(crate) fn takes() -> Trigger {
-    Trigger::on(*b"\nheld\n")
+    Trigger::on(*b"\nheld\n").in_http2()
 }
 
 /// Waits until the condition holds.

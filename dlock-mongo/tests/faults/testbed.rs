@@ -130,7 +130,9 @@ impl Testbed {
         let owner = Owner::from_seed(&self.draw().to_string());
         let hold = HoldId::from_bits(self.draw());
         let name: LockName = name.parse().unwrap();
-        Acquire::new(name, owner, hold, Lease::fixed(lease), self.soon())
+        // Later than a busy machine needs for a whole test: tests repeat requests that were made at its beginning.
+        let give_up = self.soon() + SECOND * 60;
+        Acquire::new(name, owner, hold, Lease::fixed(lease), give_up)
     }
 
     pub(crate) fn asks(&self, name: &str, ticket: u64) -> Acquire {

@@ -64,7 +64,19 @@ if waited then
         end
         if till == 0 and most and queued then tell(living + 1 < most and 0 or rest) end
         local behind = follows and stand(follows, '')
-        if till > 0 then return {1, micros, token, living, math.min(till - now, rest), behind} end
+        if till > 0 then
+          if floor and living == 1 and floor - token > 0 then
+            local last = call('GET', counter)
+            if last and not sound(last) then return damaged() end
+            if not last or floor - last > 0 then
+              call('SET', counter, floor, 'PX', string.format('%.0f', 200000000 + math.max((floor - micros) / 1000, 0)))
+            end
+            call('HSETNX', key, '~s', token)
+            call('HSET', key, '~t', floor)
+            token = floor
+          end
+          return {1, micros, token, living, math.min(till - now, rest), behind}
+        end
         if #dead > 0 then call('HDEL', key, unpack(dead)) end
         local its = now + lease
         call('HSET', key, owner, living + 1, hold, its .. string.sub(note, 2))
@@ -110,19 +122,18 @@ if follows then
 --@stand
   behind = stand(follows, '')
 end
-local token, before = micros, redis.pcall('SET', counter, micros, 'KEEPTTL', 'GET')
-if not before or #before ~= #micros or before >= micros or string.byte(before, 5) ~= string.byte(micros, 5) then
+local least = floor or micros
+local token, before = least, redis.pcall('SET', counter, least, 'KEEPTTL', 'GET')
+if not before or #before ~= #least or before >= least or string.byte(before, 5) ~= string.byte(least, 5) then
 --@sound
   if type(before) == 'table' then return string.find(before.err, 'WRONGTYPE') and damaged() or before end
   if before and not sound(before, 1) then
     call('SET', counter, before, 'KEEPTTL')
     return damaged()
   end
-  local ahead, lasts = (before or 0) - micros, '200000000'
-  if ahead >= 0 then
-    token = string.format('%.0f', before + 1)
-    lasts = string.format('%.0f', lasts + math.min(ahead / 1000, 1e15))
-  end
+  if before and before - least >= 0 then token = string.format('%.0f', before + 1) end
+  local ahead, lasts = token - micros, '200000000'
+  if ahead > 0 then lasts = string.format('%.0f', lasts + math.min(ahead / 1000, 1e15)) end
   call('SET', counter, token, 'PX', lasts)
 end
 if turn then call('HSET', key, owner, '1', hold, note, '~t', token, '~r', '')

@@ -44,7 +44,7 @@ for it in string.gmatch(ARGV[6] .. '\n', '([^\n]*)\n') do tickets[#tickets + 1] 
 local function judge(i)
   local key, line, ends, counter = KEYS[i], KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i]
   local owner, hold = sub(owners, wide * i - wide + 1, wide * i), sub(holds, long * i - long + 1, long * i)
-  local stands, follows, join, turned = tickets[i]
+  local stands, follows, join, turned, floor = tickets[i]
 --@acquire_step
 end
 local common = micros

@@ -3,6 +3,7 @@
 use super::{
     Shared,
     fault::{ArmedFault, Fault},
+    frames::Frames,
     link::{Direction, Link},
     triggers::Tail,
 };
@@ -166,10 +167,12 @@ async fn read_requests(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &
 async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &Registered) {
     let direction = Direction::ServerToClient;
     let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
-    let mut cut: Option<(ArmedFault, usize)> = None;
+    let (mut frames, mut cut) = (Frames::default(), None::<(ArmedFault, usize)>);
     while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
         here.shared.triggers().scan(direction, &mut stream, piece);
-        let answered = std::mem::take(&mut *here.unanswered());
+        let has_data = frames.pass(piece);
+        let is_answered = |armed: &mut ArmedFault| has_data || !armed.needs_data();
+        let answered: Vec<_> = here.unanswered().extract_if(.., is_answered).collect();
         for armed in answered {
             armed.set_answered();
             match armed.fault() {

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 pub struct Trigger {
     pub(super) needle: Vec<u8>,
     pub(super) skip: usize,
+    pub(super) http2: bool,
 }
 
 impl Trigger {
@@ -20,6 +21,18 @@ impl Trigger {
         Self {
             needle: checked(needle.into()),
             skip: 0,
+            http2: false,
+        }
+    }
+
+    /// The connection speaks HTTP/2: the reply begins with the next DATA frame. A server sends frames about
+    /// the connection (PING, WINDOW_UPDATE) before it has executed anything, and drops a request whose
+    /// connection is then cut.
+    #[must_use]
+    pub fn in_http2(self) -> Self {
+        Self {
+            http2: true,
+            ..self
         }
     }
 
@@ -32,8 +45,8 @@ impl Trigger {
 
 /// The fault of the request, or of its reply.
 ///
-/// The proxy knows no protocol. It takes for the reply whatever the server sends on that connection
-/// after the needle was forwarded. So faults are exact on connections where nothing else is in flight.
+/// The proxy knows no protocol but the frames of HTTP/2, and those only on request. It takes for the reply whatever the
+/// server sends on that connection after the needle was forwarded. So faults are exact on connections where nothing else is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The server executes it; its reply, and everything after it on that connection, never arrives.
@@ -63,6 +76,7 @@ pub struct ArmedFault(Arc<State>);
 #[derive(Debug)]
 struct State {
     fault: Fault,
+    http2: bool,
     phase: watch::Sender<Phase>,
 }
 
@@ -75,9 +89,10 @@ struct Phase {
 }
 
 impl ArmedFault {
-    pub(super) fn new(fault: Fault) -> Self {
+    pub(super) fn new(fault: Fault, http2: bool) -> Self {
         Self(Arc::new(State {
             fault,
+            http2,
             phase: watch::Sender::default(),
         }))
     }
@@ -123,6 +138,11 @@ impl ArmedFault {
 
     pub(super) fn fault(&self) -> Fault {
         self.0.fault
+    }
+
+    /// Whether only a DATA frame begins the reply.
+    pub(super) fn needs_data(&self) -> bool {
+        self.0.http2
     }
 
     pub(super) fn set_struck(&self) {

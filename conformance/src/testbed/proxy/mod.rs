@@ -3,6 +3,7 @@
 
 mod connection;
 mod fault;
+mod frames;
 mod link;
 mod tally;
 mod triggers;

@@ -16,7 +16,7 @@ pub(super) struct Triggers {
 
 impl Triggers {
     pub(super) fn arm(&mut self, trigger: Trigger, fault: Fault) -> ArmedFault {
-        let armed = ArmedFault::new(fault);
+        let armed = ArmedFault::new(fault, trigger.http2);
         self.armed.push((trigger, armed.clone()));
         armed
     }

@@ -177,13 +177,22 @@ impl Record {
         !self.is_unavailable(time) && self.token.saturating_add(UNUSED) <= time.wall
     }
 
-    /// Takes a lock that is available, or enters one of the same owner.
+    /// Takes a lock that is available, or enters one of the same owner. A repeat with a greater floor raises the token
+    /// of its sole hold.
     ///
     /// A sharer is refused while the lock is [claimed](HoldSet::claim), and waits until the claim or a hold ends.
     ///
     /// # Errors
-    /// `Overloaded` when the owner is one holder with [`MAX_HOLDS`] holds.
+    /// `Overloaded` when the owner is one holder with [`MAX_HOLDS`] holds; `Misuse` for a floor after which no token
+    /// could follow.
     pub fn acquire(&self, req: &Acquire, time: StoreTime) -> Result<Decision<Acquired>> {
+        let floor = req.floor.map(|floor| floor.0);
+        if floor.is_some_and(|floor| floor >= LAST_TOKEN) {
+            return Err(DriverError::new(
+                ErrorKind::Misuse,
+                "the floor of the token is the last one or beyond: no token could follow it",
+            ));
+        }
         let (share, claimed_until) = (req.share(), self.holds.claimed_until());
         let is_claimed = share.is_some() && claimed_until > time.now;
         if !self.is_unavailable(time) {
@@ -208,7 +217,16 @@ impl Record {
         }
         let mut next = self.living(time);
         if let Some(end) = next.holds.end_of(req.hold) {
-            return Ok(Decision::keep(next.granted(time.until(end))));
+            let left = time.until(end);
+            let alone = next.holds.len() == 1;
+            return Ok(match floor.filter(|floor| alone && *floor > self.token) {
+                None => Decision::keep(next.granted(left)),
+                Some(floor) => {
+                    next.token = floor;
+                    let answer = next.granted(left);
+                    Decision::write(next, answer, before(end))
+                }
+            });
         }
         let holds = next.holds.len();
         if share.is_some_and(|most| holds >= most || is_claimed) {
@@ -239,7 +257,7 @@ impl Record {
         }
         let end = time.after(req.lease.length());
         let next = Self {
-            token: self.token.saturating_add(1).max(time.wall),
+            token: (self.token.saturating_add(1)).max(req.floor.map_or(time.wall, |it| it.0)),
             owner: Some(req.owner),
             holds: HoldSet::one(req.hold, end),
             unavailable_until: end,

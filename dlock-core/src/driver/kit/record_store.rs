@@ -133,7 +133,7 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
 
     /// Fast path: takes a lock that is available in one step, and answers its token. `None`: nothing was
     /// done, and the driver reads, decides and writes. Called first for a request that is not likely to be
-    /// refused; never with `req.join`. With `req.next_ticket`, another task of the client waits: a store
+    /// refused; never with `req.join` or `req.floor`. With `req.next_ticket`, another task of the client waits: a store
     /// whose waiters mark the record does so here, for [`WAITERS_MARK`](super::WAITERS_MARK), or leaves the
     /// request alone.
     ///

@@ -125,6 +125,7 @@ impl Attempt {
             ticket: tickets.current,
             next_ticket: tickets.next,
             join: self.join,
+            floor: None,
             retry,
             give_up,
             info: Arc::clone(&self.engine.note),
@@ -139,6 +140,13 @@ impl Attempt {
         self.call = None;
         match answer {
             Some(Ok(Acquired::Granted(grant))) => Answer::Granted(grant, sent),
+            Some(Ok(Acquired::Held(held))) if held.doubt => {
+                self.unanswered(give_up);
+                match self.give_back() {
+                    Ok(()) => Answer::Held(held),
+                    Err(error) => Answer::Failed(error),
+                }
+            }
             Some(Ok(Acquired::Held(held))) => match self.disagreement(&held) {
                 Some(error) => Answer::Failed(error),
                 None => Answer::Held(held),
@@ -232,13 +240,14 @@ impl Attempt {
         Ok(Some(Guard::new(Arc::clone(&self.engine), hold)))
     }
 
-    /// Releases a grant that is of no use. The next attempt is another acquisition.
-    fn give_back(&mut self) -> Result<(), Error> {
+    /// Releases a hold that is of no use, or that only a part of the store may have. The next attempt is another
+    /// acquisition.
+    fn give_back(&mut self) -> Result<(), DriverError> {
         let mut job = CleanupJob::new(self.name.clone());
         job.hold = Some(self.target());
         job.indeterminate_until = self.indeterminate_until.take();
         self.engine.clean_up(job);
-        self.hold = self.engine.hold_id()?;
+        self.hold = self.engine.random.hold()?;
         Ok(())
     }
 

@@ -196,7 +196,7 @@ impl<S: RecordStore> RecordDriver<S> {
     }
 
     async fn try_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
-        let likely_refused = req.retry || req.join.is_some();
+        let likely_refused = req.retry || !is_plain(req);
         if !likely_refused && let Some(token) = self.store.take(req).await? {
             return Ok(Some(granted(token, req)));
         }
@@ -278,7 +278,7 @@ impl<S: RecordStore> RecordDriver<S> {
                     answer: Acquired::Held(held),
                     ..
                 }) => return Ok(Some(Acquired::Held(held))),
-                Ok(_) if req.join.is_none() => {
+                Ok(_) if is_plain(req) => {
                     if let Some(token) = self.store.take(req).await? {
                         return Ok(Some(granted(token, req)));
                     }
@@ -630,7 +630,12 @@ fn read_cursor(cursor: &Cursor) -> Result<&[u8]> {
     cursor
         .0
         .strip_prefix(CURSOR)
-        .ok_or_else(|| DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's"))
+        .ok_or_else(|| DriverError::misuse("the cursor is none of this driver's"))
+}
+
+/// Whether a fast path may decide the request.
+fn is_plain(req: &Acquire) -> bool {
+    req.join.is_none() && req.floor.is_none()
 }
 
 /// What a request that took the lock by the fast path is told.

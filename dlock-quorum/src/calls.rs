@@ -1,0 +1,106 @@
+//! Calls: one request to several stores at once, of which the caller awaits as many answers as it needs.
+
+use crate::{connection::Stores, error::Failures};
+use dlock_core::driver::{DistributedLock, Result};
+use futures_core::future::BoxFuture;
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use std::{mem, sync::Arc, time::Duration};
+use tokio::{runtime::Handle, time::timeout};
+
+/// Requests under way, each to one store. What is still under way when the value is dropped runs to its end in a task:
+/// some clients break when one of their requests is dropped.
+pub(crate) struct Calls<T: Send + 'static> {
+    stores: Arc<Stores>,
+    under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<T>)>>,
+    /// The stores that have not answered.
+    pub(crate) open: Vec<usize>,
+}
+
+impl<T: Send + 'static> Calls<T> {
+    pub(crate) fn new(stores: &Arc<Stores>) -> Self {
+        Self {
+            stores: Arc::clone(stores),
+            under_way: FuturesUnordered::new(),
+            open: Vec::new(),
+        }
+    }
+
+    /// Asks every store.
+    pub(crate) fn to_all<F>(
+        stores: &Arc<Stores>,
+        call: impl Fn(Arc<dyn DistributedLock>) -> F,
+    ) -> Self
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let mut calls = Self::new(stores);
+        (0..stores.nodes.len()).for_each(|at| calls.ask(at, &call));
+        calls
+    }
+
+    /// Asks one store.
+    pub(crate) fn ask<F>(&mut self, at: usize, call: impl FnOnce(Arc<dyn DistributedLock>) -> F)
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let stores = Arc::clone(&self.stores);
+        let call = stores.nodes[at].driver().cloned().map(call);
+        self.open.push(at);
+        self.under_way.push(Box::pin(async move {
+            let answer = match call {
+                Ok(call) => stores.nodes[at].answer(call).await,
+                Err(error) => Err(error),
+            };
+            (at, answer)
+        }));
+    }
+
+    /// The next answer; `None`: all have answered.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Result<T>)> {
+        let (at, answer) = self.under_way.next().await?;
+        self.open.retain(|open| *open != at);
+        Some((at, answer))
+    }
+
+    /// Hears the answers until they decide, and then, for `linger`, those of the other stores that work.
+    pub(crate) async fn hear(
+        mut self,
+        within: Duration,
+        linger: Duration,
+        mut decide: impl FnMut(usize, T) -> bool,
+    ) -> Failures {
+        let (mut failures, mut decided) = (Failures::default(), false);
+        let hearing = async {
+            loop {
+                let works = |at: &usize| !self.stores.nodes[*at].is_down();
+                let next = match decided {
+                    false => self.next().await,
+                    true if !self.open.iter().any(works) => None,
+                    true => timeout(linger, self.next()).await.ok().flatten(),
+                };
+                match next {
+                    Some((at, Ok(answer))) => decided = decide(at, answer),
+                    Some((at, Err(error))) => failures.add(at, error),
+                    None => return,
+                }
+            }
+        };
+        let _in_time = timeout(within, hearing).await;
+        failures.add_slow(&self.open);
+        failures
+    }
+}
+
+impl<T: Send + 'static> Drop for Calls<T> {
+    fn drop(&mut self) {
+        let mut rest = mem::take(&mut self.under_way);
+        if !rest.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move { while rest.next().await.is_some() {} });
+        }
+    }
+}
+
+/// How long an answer that has its quorum waits for the other stores, where it tells of them, too.
+pub(crate) const LINGER: Duration = Duration::from_millis(50);

@@ -1,0 +1,80 @@
+//! Snapshots: what a quorum of the stores shows of a lock.
+
+use crate::{
+    calls::{Calls, LINGER},
+    connection::{ABANDON_AFTER, Stores},
+    votes::{most, reached},
+};
+use dlock_core::{Effect, LockName, Snapshot, driver::Result};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
+
+/// What the stores show of a name.
+pub(crate) struct Seen {
+    pub(crate) agreed: Snapshot,
+    each: BTreeMap<usize, Snapshot>,
+}
+
+impl Seen {
+    /// Whether that store has something to show.
+    pub(crate) fn is_taken_at(&self, at: usize) -> bool {
+        self.each.get(&at).is_some_and(is_taken)
+    }
+}
+
+/// Whether a listing shows it.
+pub(crate) fn is_taken(seen: &Snapshot) -> bool {
+    !seen.holders.is_empty() || seen.unavailable_for.is_some() || seen.damaged.is_some()
+}
+
+pub(crate) async fn seen(stores: &Arc<Stores>, name: &LockName) -> Result<Seen> {
+    let (quorum, mut each) = (stores.quorum(), BTreeMap::new());
+    let calls = Calls::to_all(stores, |driver| {
+        let name = name.clone();
+        async move { driver.inspect(&name).await }
+    });
+    let failures = calls
+        .hear(ABANDON_AFTER, LINGER, |at, snapshot| {
+            each.insert(at, snapshot);
+            each.len() >= quorum
+        })
+        .await;
+    if each.len() < quorum {
+        return Err(failures.into_error(&stores.nodes, Effect::None));
+    }
+    let agreed = agree(name, &each, quorum);
+    Ok(Seen { agreed, each })
+}
+
+/// The state that a quorum of the stores shows.
+fn agree(name: &LockName, each: &BTreeMap<usize, Snapshot>, quorum: usize) -> Snapshot {
+    let mut agreed = Snapshot::free(name.clone());
+    agreed.waiters = each.values().filter_map(|seen| seen.waiters).max();
+    let damages = each.values().filter_map(|seen| seen.damaged.clone());
+    agreed.damaged = reached(damages, quorum);
+    let owners = each.values().filter_map(|seen| seen.holders.first());
+    let owners: Vec<_> = owners.map(|holder| holder.owner).collect();
+    if agreed.damaged.is_some() {
+        return agreed;
+    }
+    let owner = most(&owners);
+    let mut held: Vec<_> = each
+        .values()
+        .filter_map(|seen| Some((seen.holders.first()?, seen)))
+        .filter(|(holder, _)| Some(holder.owner) == owner)
+        .collect();
+    held.sort_by_key(|(holder, _)| Reverse(holder.rest));
+    let Some((holder, seen)) = held.get(quorum - 1) else {
+        // The store that is asked first reserves turns.
+        let rests = each.values().map(|seen| seen.unavailable_for);
+        let first = each.values().next().and_then(|seen| seen.unavailable_for);
+        agreed.unavailable_for = reached(rests.flatten(), quorum).or(first);
+        return agreed;
+    };
+    let mut holder = (*holder).clone();
+    let tokens: Vec<_> = held.iter().filter_map(|(holder, _)| holder.token).collect();
+    holder.token = most(&tokens);
+    agreed.holders.push(holder);
+    agreed.holds = seen.holds;
+    agreed.age = held.iter().filter_map(|(_, seen)| seen.age).max();
+    agreed
+}

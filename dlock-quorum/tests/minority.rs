@@ -1,0 +1,390 @@
+//! What a quorum of three memory stores survives, through clients, in simulated time.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use dlock_core::{
+    Client, Clock, Error, ErrorKind, FencingToken, Guard, Lease, LockName, driver::DistributedLock,
+};
+use dlock_memory::{Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
+use dlock_quorum::{QuorumConfig, QuorumDriver, Store};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::{Instant, sleep};
+
+/// Three stores.
+struct Bed {
+    clock: Clock,
+    stores: [MemoryStore; 3],
+}
+
+impl Bed {
+    fn new() -> Self {
+        let clock = Clock::simulated();
+        let stores = [(); 3].map(|()| MemoryStore::new(clock.clone()));
+        Self { clock, stores }
+    }
+
+    async fn client(&self) -> Client {
+        self.client_with_faults().await.unwrap().0
+    }
+
+    /// A client, and the networks between it and the stores.
+    async fn client_with_faults(&self) -> Result<(Client, Vec<Faults>), Error> {
+        let faults: Arc<Mutex<Vec<Faults>>> = Arc::default();
+        let stores = self
+            .stores
+            .iter()
+            .zip(["a", "b", "c"])
+            .map(|(store, label)| {
+                let (store, faults) = (store.clone(), Arc::clone(&faults));
+                Store::new(label, move || {
+                    let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+                    faults.lock().unwrap().push(driver.faults().clone());
+                    async move { Ok(Arc::new(driver) as _) }
+                })
+            });
+        let config = QuorumConfig::new(stores.collect())?.with_clock(self.clock.clone());
+        let driver = QuorumDriver::connect(config).await?;
+        let client = Client::builder(Arc::new(driver))
+            .clock(self.clock.clone())
+            .lease(Lease::renewed(LEASE))
+            .build()?;
+        let faults = faults.lock().unwrap().clone();
+        Ok((client, faults))
+    }
+
+    /// How many holds one store has of a lock.
+    async fn holds(&self, at: usize) -> u32 {
+        let driver = MemoryDriver::connect(&self.stores[at], MemoryConfig::default());
+        driver.inspect(&name()).await.unwrap().holds
+    }
+
+    /// The token that one store shows.
+    async fn token(&self, at: usize) -> Option<FencingToken> {
+        let driver = MemoryDriver::connect(&self.stores[at], MemoryConfig::default());
+        driver
+            .inspect(&name())
+            .await
+            .unwrap()
+            .holders
+            .first()?
+            .token
+    }
+}
+
+const NAME: &str = "orders:42";
+const LEASE: Duration = Duration::from_secs(6);
+
+fn name() -> LockName {
+    NAME.parse().unwrap()
+}
+
+async fn within<T>(limit: Duration, what: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let done = what.await;
+    assert!(began.elapsed() <= limit, "it took {:?}", began.elapsed());
+    done
+}
+
+async fn lives_for(guard: &Guard, span: Duration) {
+    let end = Instant::now() + span;
+    while Instant::now() < end {
+        guard.check().unwrap();
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Acquires, renews and releases go on, and take little time after the first that met the failure.
+async fn goes_on(bed: &Bed, client: &Client) {
+    let lock = client.lock(NAME).unwrap();
+    drop(lock.acquire().await.unwrap().release().await);
+    for _ in 0..3 {
+        let guard = within(Duration::from_millis(100), lock.acquire())
+            .await
+            .unwrap();
+        lives_for(&guard, LEASE * 2).await;
+        within(Duration::from_millis(100), guard.release())
+            .await
+            .unwrap();
+    }
+    let other = bed.client().await;
+    other
+        .lock(NAME)
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_stops_no_call() {
+    for at in 0..3 {
+        let bed = Bed::new();
+        let client = bed.client().await;
+        bed.stores[at].down();
+        goes_on(&bed, &client).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stands_still_stops_no_call() {
+    for at in 0..3 {
+        let bed = Bed::new();
+        let client = bed.client().await;
+        bed.stores[at].stop();
+        goes_on(&bed, &client).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_majority_nothing_is_granted_and_the_holder_learns_it_in_time() {
+    for stands_still in [false, true] {
+        let bed = Bed::new();
+        let client = bed.client().await;
+        let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+        for store in &bed.stores[1..] {
+            if stands_still {
+                store.stop()
+            } else {
+                store.down()
+            }
+        }
+        let began = Instant::now();
+        let lost = guard.lost().await;
+        assert!(began.elapsed() <= LEASE, "{:?}: {lost:?}", began.elapsed());
+        drop(guard);
+        let refused = client
+            .lock("other")
+            .unwrap()
+            .acquire_timeout(Duration::from_secs(3))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(
+                refused.kind(),
+                ErrorKind::Timeout { .. } | ErrorKind::Unavailable
+            ),
+            "{refused:?}"
+        );
+        assert!(
+            refused.to_string().contains("stores did not answer"),
+            "{refused}"
+        );
+        for store in &bed.stores[1..] {
+            if stands_still {
+                store.cont()
+            } else {
+                store.up()
+            }
+        }
+        let _guard = within(LEASE * 2, client.lock("other").unwrap().acquire())
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_restarts_empty_has_the_hold_again_within_one_renewal() {
+    for at in 0..3 {
+        let bed = Bed::new();
+        let client = bed.client().await;
+        let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+        bed.stores[at].restart(false);
+        assert_eq!(bed.holds(at).await, 0);
+        lives_for(&guard, LEASE / 3 + Duration::from_millis(500)).await;
+        assert_eq!(
+            (bed.holds(at).await, bed.token(at).await),
+            (1, Some(guard.token()))
+        );
+        guard.release().await.unwrap();
+        sleep(Duration::from_millis(100)).await;
+        assert_eq!(bed.holds(at).await, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_empty_restarts_in_turn_do_not_end_a_hold() {
+    let bed = Bed::new();
+    let (client, other) = (bed.client().await, bed.client().await);
+    let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+    for store in &bed.stores {
+        store.restart(false);
+        lives_for(&guard, Duration::from_secs(5)).await;
+    }
+    assert!(
+        other
+            .lock(NAME)
+            .unwrap()
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let token = guard.token();
+    guard.release().await.unwrap();
+    let next = other.lock(NAME).unwrap().acquire().await.unwrap();
+    assert!(next.token() > token);
+}
+
+/// Each client reaches another two of the stores.
+#[tokio::test(start_paused = true)]
+async fn two_partitions_of_clients_never_have_two_holders_and_tokens_rise() {
+    let bed = Bed::new();
+    bed.stores[1].step_clock_back(Duration::from_secs(3600));
+    bed.stores[2].step_clock(Duration::from_secs(60));
+    let (inside, last) = (
+        Arc::new(AtomicU32::new(0)),
+        Arc::new(Mutex::new(FencingToken(0))),
+    );
+    let mut tasks = Vec::new();
+    for without in [0, 1, 2] {
+        let (client, faults) = bed.client_with_faults().await.unwrap();
+        faults[without].always_all(Fault::ErrorBefore);
+        let (inside, last) = (Arc::clone(&inside), Arc::clone(&last));
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..40 {
+                let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                {
+                    let mut last = last.lock().unwrap();
+                    assert!(guard.token() > *last, "{} after {last}", guard.token());
+                    *last = guard.token();
+                }
+                sleep(Duration::from_millis(3)).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// Every lock is taken over another two stores than the one before.
+#[tokio::test(start_paused = true)]
+async fn tokens_rise_over_every_choice_of_quorums() {
+    let bed = Bed::new();
+    bed.stores[0].step_clock(Duration::from_secs(600));
+    let mut last = FencingToken(0);
+    for turn in 0..30 {
+        let without = (turn * turn + turn / 3) % 3;
+        let (client, faults) = bed.client_with_faults().await.unwrap();
+        faults[without].always_all(Fault::ErrorBefore);
+        let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+        assert!(guard.token() > last, "{} after {last}", guard.token());
+        last = guard.token();
+        guard.release().await.unwrap();
+    }
+}
+
+/// A store may execute an acquire long after it was refused elsewhere.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_in_doubt_is_cleaned_up_before_its_lease_ends() {
+    let bed = Bed::new();
+    let holder = bed.client().await;
+    let guard = holder.lock(NAME).unwrap().acquire().await.unwrap();
+    // The first store has lost the hold, and stands still.
+    bed.stores[0].restart(false);
+    bed.stores[0].stop();
+    let waiter = bed.client().await;
+    assert!(
+        waiter
+            .lock(NAME)
+            .unwrap()
+            .try_acquire()
+            .await
+            .unwrap()
+            .is_none()
+    );
+    bed.stores[0].cont();
+    guard.release().await.unwrap();
+    sleep(LEASE / 2).await;
+    assert_eq!(bed.holds(0).await, 0, "the refused hold is still there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_comes_late_takes_part() {
+    let bed = Bed::new();
+    let there = Arc::new(AtomicU32::new(0));
+    let stores = bed
+        .stores
+        .iter()
+        .zip(["a", "b", "c"])
+        .map(|(store, label)| {
+            let (store, there) = (store.clone(), Arc::clone(&there));
+            Store::new(label, move || {
+                let comes = label != "b" || there.load(Ordering::SeqCst) == 1;
+                let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+                async move {
+                    let down =
+                        || dlock_core::driver::DriverError::unavailable("nothing listens there");
+                    comes
+                        .then(|| Arc::new(driver) as _)
+                        .ok_or_else(|| down().into())
+                }
+            })
+        });
+    let config = QuorumConfig::new(stores.collect())
+        .unwrap()
+        .with_clock(bed.clock.clone());
+    let driver = QuorumDriver::connect(config).await.unwrap();
+    let client = Client::builder(Arc::new(driver))
+        .clock(bed.clock.clone())
+        .build()
+        .unwrap();
+    client
+        .lock(NAME)
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    there.store(1, Ordering::SeqCst);
+    sleep(Duration::from_secs(3)).await;
+    let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(bed.holds(1).await, 1);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_that_is_none_is_refused_with_the_reason() {
+    let store = |label: &str| {
+        let memory = MemoryStore::new(Clock::boot());
+        Store::new(label, move || {
+            let driver = MemoryDriver::connect(&memory, MemoryConfig::default());
+            async move { Ok(Arc::new(driver) as _) }
+        })
+    };
+    for (labels, reason) in [
+        (&["a", "b"][..], "3, 5 or 7"),
+        (&["a", "b", "a"], "the store a is in the quorum twice"),
+    ] {
+        let refused =
+            QuorumConfig::new(labels.iter().map(|label| store(label)).collect()).unwrap_err();
+        assert!(refused.to_string().contains(reason), "{refused}");
+    }
+    let one = store("a");
+    let same = MemoryStore::new(Clock::boot());
+    let again = |label: &str| {
+        let same = same.clone();
+        Store::new(label, move || {
+            let driver = MemoryDriver::connect(&same, MemoryConfig::default());
+            async move { Ok(Arc::new(driver) as _) }
+        })
+    };
+    let config = QuorumConfig::new(vec![one, again("b"), again("c")]).unwrap();
+    let refused = QuorumDriver::connect(config).await.unwrap_err();
+    assert!(refused.to_string().contains("are one store"), "{refused}");
+}

@@ -232,6 +232,7 @@ fn a_runtime_that_is_polled_now_and_then_is_blamed_for_the_loss_and_not_the_stor
         let guard = lock.lease(Lease::renewed(lease)).acquire().await.unwrap();
         (guard, client)
     });
+    // The sleeps are what is tested: a thread that does not run its runtime. A longer one changes nothing.
     for _ in 0..2 {
         thread::sleep(lease * 2 / 5);
         moment();

@@ -94,6 +94,8 @@ struct Script {
     calls: [usize; 4],
     answered: [usize; 4],
     seen: Vec<Seen>,
+    /// After what time each acquire that was refused had to ask again; at once, if it failed.
+    polls: Vec<(LockName, Duration)>,
     /// The two ends of the channel for wake-ups that a case sends itself: one until the driver is
     /// closed, the other until the client has taken its stream.
     injects: Option<mpsc::UnboundedSender<WakeUp>>,
@@ -218,6 +220,14 @@ impl GatedDriver {
         script.seen.iter().filter(of_it).cloned().collect()
     }
 
+    /// How many acquires of the name failed, or were told by the store to ask again sooner than that: where
+    /// the machine had no inotify instance left for the waiter, say.
+    pub(crate) fn hastened(&self, name: &LockName, interval: Duration) -> usize {
+        let script = self.script();
+        let sooner = |(of, poll_in): &&(LockName, Duration)| of == name && *poll_in < interval;
+        script.polls.iter().filter(sooner).count()
+    }
+
     fn asked(&self, step: Step, name: &LockName, hold: Option<HoldId>, line: Option<Ticket>) {
         let name = name.clone();
         self.script().seen.push(Seen {
@@ -328,14 +338,21 @@ impl DistributedLock for GatedDriver {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         self.asked(Step::Acquire, &req.name, Some(req.hold), req.ticket);
-        let mut req = req.clone();
+        let (mut req, name) = (req.clone(), req.name.clone());
         // The gate's `late` exceeds that of its store by this much, so the store must refuse that much later.
         req.give_up = req.give_up + (self.capabilities.late - self.inner.capabilities().late);
         let call = |store: Store| async move { store.acquire(&req).await };
         let mut answer = self.meet(Step::Acquire, call).await;
-        if let (true, Ok(Acquired::Granted(grant))) = (self.script().worthless, &mut answer) {
-            grant.valid_for = Duration::ZERO;
+        let mut script = self.script();
+        match &mut answer {
+            Ok(Acquired::Granted(grant)) if script.worthless => grant.valid_for = Duration::ZERO,
+            Ok(Acquired::Granted(_) | Acquired::Gone) => {}
+            Ok(Acquired::Held(held)) => {
+                script.polls.extend(held.poll_in.map(|after| (name, after)))
+            }
+            Err(_) => script.polls.push((name, Duration::ZERO)),
         }
+        drop(script);
         answer
     }
 

@@ -105,14 +105,14 @@ async fn a_cleanup_release_that_was_slow_is_followed_by_another(ctx: Ctx) -> Res
     let ([client], name) = TestClient::several(&ctx).await?;
     client
         .gate
-        .once(Step::Acquire, CallOutcome::Late(ctx.short() / 5));
+        .once(Step::Acquire, CallOutcome::Late(ctx.kept() / 5));
     let begun = ctx.now();
-    let guard = client.take(&client.short(&name)?).await?;
+    let guard = client.take(&client.kept(&name)?).await?;
     frees(&ctx, guard).await?;
     // Each release may have been executed before the copy that it should clean up.
     let slow = Duration::from_millis(1_100);
     client.gate.always(Step::Release, CallOutcome::Slow(slow));
-    ctx.sleep_until(begun + ctx.short() / 3 + slow * 3).await;
+    ctx.sleep_until(begun + ctx.kept() / 3 + slow * 3).await;
     same(
         "how many cleanups are pending",
         client.inner.pending_cleanups(),

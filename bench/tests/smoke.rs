@@ -415,6 +415,14 @@ mod compare {
             .output()?;
         let said = String::from_utf8(difference.stdout)?;
         assert!(said.contains("nothing exceeds the noise"), "{said}");
+        let joined = tempfile::tempdir()?;
+        let join = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
+            .args(["compare", "--join", &folder, "--out"])
+            .arg(joined.path())
+            .status()?;
+        let read = |folder: &Path| fs::read_to_string(folder.join("results.jsonl"));
+        assert!(join.success());
+        assert_eq!(read(joined.path())?, read(out.path())?);
         Ok(())
     }
 

@@ -55,6 +55,9 @@ pub(crate) struct Arguments {
     /// The folder for the report.
     #[arg(long, value_name = "DIR", required_unless_present = "diff")]
     out: Option<PathBuf>,
+    /// Measures nothing, and makes one report of the results in these folders: of one store each, say.
+    #[arg(long, num_args = 1.., value_name = "DIR", conflicts_with_all = ["diff", "url", "backends", "peers"])]
+    join: Vec<PathBuf>,
     /// Compares the results of two runs, by their folders: what differs by more than the noise.
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["out", "url"])]
     diff: Vec<PathBuf>,
@@ -145,6 +148,16 @@ pub(crate) async fn run(arguments: Arguments) -> Result {
         return Ok(());
     }
     let out = arguments.out.clone().ok_or("--out is missing")?;
+    if !arguments.join.is_empty() {
+        let mut joined = Results::default();
+        for folder in &arguments.join {
+            joined.add(Results::read(folder)?);
+        }
+        std::fs::create_dir_all(&out)?;
+        joined.write(&out)?;
+        println!("report: {}", out.join("report.html").display());
+        return Ok(());
+    }
     let mut comparison = Comparison::new(&arguments)?;
     std::fs::create_dir_all(&out)?;
     let mut results = Results::new(&arguments.mode());

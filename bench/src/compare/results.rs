@@ -168,11 +168,27 @@ impl Results {
             };
             let line: Value = serde_json::from_str(line).map_err(|_| bad())?;
             match line["run"].as_object() {
-                Some(run) => results.run = texts(run),
+                Some(run) => {
+                    results.run = texts(run);
+                    results.versions = line["versions"].as_object().map(texts).unwrap_or_default();
+                }
                 None => results.rows.push(Row::read(&line).ok_or_else(bad)?),
             }
         }
         Ok(results)
+    }
+
+    /// Adds another run. A label that both have, and whose values differ, has both.
+    pub(super) fn add(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        self.versions.extend(other.versions);
+        for (label, value) in other.run {
+            match self.run.get_mut(&label) {
+                Some(known) if known.split("; ").any(|one| one == value) => {}
+                Some(known) => *known = format!("{known}; {value}"),
+                None => _ = self.run.insert(label, value),
+            }
+        }
     }
 
     pub(super) fn write(&self, folder: &Path) -> Result {

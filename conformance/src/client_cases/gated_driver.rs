@@ -346,10 +346,10 @@ impl DistributedLock for GatedDriver {
         let mut script = self.script();
         match &mut answer {
             Ok(Acquired::Granted(grant)) if script.worthless => grant.valid_for = Duration::ZERO,
-            Ok(Acquired::Granted(_) | Acquired::Gone) => {}
             Ok(Acquired::Held(held)) => {
                 script.polls.extend(held.poll_in.map(|after| (name, after)))
             }
+            Ok(_) => {}
             Err(_) => script.polls.push((name, Duration::ZERO)),
         }
         drop(script);

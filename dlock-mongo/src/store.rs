@@ -248,7 +248,6 @@ impl RecordStore for MongoStore {
         self.wake_ups.forget(name, ticket);
     }
 
-    /// Requests in flight run to completion. The driver accepts no new ones.
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let hello = self.connection().hello().await?;
         let mut found = self.server.kind.findings(&hello);
@@ -266,6 +265,7 @@ impl RecordStore for MongoStore {
         Ok(found)
     }
 
+    /// Requests in flight run to completion. The driver accepts no new ones.
     async fn close(&self) {
         self.wake_ups.close();
         self.connection().close();

@@ -148,11 +148,11 @@ impl RecordStore for MysqlStore {
         Ok(answers)
     }
 
-    /// Statements in flight are answered; no new ones are sent.
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         self.table.diagnose().await
     }
 
+    /// Statements in flight are answered; no new ones are sent.
     async fn close(&self) {
         self.table.connections.close().await;
     }

@@ -1,7 +1,7 @@
 //! Command connection: opens, watches and replaces the connection that carries all requests.
 //!
 //! One multiplexed connection carries every request of a client. Notifications have a connection of
-//! their own (see `wake_ups`). So neither a slow reader of notifications nor the server's output limit for
+//! their own (see `listener`). So neither a slow reader of notifications nor the server's output limit for
 //! subscribers can end the connection that renews leases. It speaks RESP3, because the native client
 //! then reports the end of a connection when it happens, not at the next request.
 

@@ -247,7 +247,6 @@ impl RecordStore for SqliteStore {
         self.wake_ups.wake(name);
     }
 
-    /// A statement under way is answered; no more are accepted.
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let mut found = self.connection.lock_file().findings();
         found.push(match self.capabilities.wake {
@@ -257,6 +256,7 @@ impl RecordStore for SqliteStore {
         Ok(found)
     }
 
+    /// A statement under way is answered; no more are accepted.
     async fn close(&self) {
         self.wake_ups.close();
         self.connection.close().await;

@@ -186,7 +186,7 @@ impl Results {
             match self.run.get_mut(&label) {
                 Some(known) if known.split("; ").any(|one| one == value) => {}
                 Some(known) => *known = format!("{known}; {value}"),
-                None => _ = self.run.insert(label, value),
+                None => drop(self.run.insert(label, value)),
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     },
 };
 use clap::{Args, ValueEnum};
-use dlock::{Client, driver::Wake};
+use dlock::{Client, RetryClass, driver::Wake};
 use dlock_conformance::testbed::worker::Worker;
 use fastrand::Rng;
 use std::{collections::HashMap, fs, time::Duration};
@@ -216,7 +216,12 @@ impl Soak {
             if began.elapsed() > 3 * LEASE {
                 self.go_on()?; // a process that is stopped inside a transaction keeps the file of SQLite locked
             }
-            let shown = self.client.admin().inspect(&name).await?;
+            let shown = match self.client.admin().inspect(&name).await {
+                Ok(shown) => shown,
+                // A busy machine: the store had no time for this request.
+                Err(error) if error.retry() != RetryClass::Never => continue,
+                Err(error) => return Err(error.into()),
+            };
             let leader = shown.holders.first();
             let token = leader
                 .and_then(|leader| leader.token)

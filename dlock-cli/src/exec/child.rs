@@ -14,14 +14,44 @@ use std::{
     fs::File,
     io::{self, IsTerminal},
     os::unix::process::CommandExt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 pub(super) struct Child {
     pid: Pid,
-    /// Whether it shares dlock's process group.
-    foreground: bool,
+    target: Target,
     /// Whether it gets the terminal whenever dlock has it.
     wants_terminal: bool,
+}
+
+/// What gets the signals of a command: its group, or the command alone if it shares dlock's group.
+#[derive(Clone)]
+pub(super) struct Target {
+    /// Until it is reaped: then another process may get its number.
+    pid: Arc<Mutex<Option<Pid>>>,
+    /// Whether it shares dlock's process group.
+    foreground: bool,
+}
+
+impl Target {
+    pub(super) fn signal(&self, signal: Signal) {
+        // The command may have ended, which its state will show.
+        let _ = match *self.pid() {
+            Some(pid) if self.foreground => kill(pid, signal),
+            Some(pid) => killpg(pid, signal),
+            None => Ok(()),
+        };
+    }
+
+    /// Tells it to end, in whatever state.
+    pub(super) fn terminate(&self) {
+        self.signal(Signal::SIGTERM);
+        self.signal(Signal::SIGCONT); // a stopped process would not act on TERM
+    }
+
+    fn pid(&self) -> MutexGuard<'_, Option<Pid>> {
+        self.pid.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The state of the command.
@@ -53,33 +83,31 @@ impl Child {
             stage.process_group(0);
         }
         let pid = stage.spawn()?.id();
-        let pid = i32::try_from(pid).map_err(io::Error::other)?;
-        Ok(Self {
-            pid: Pid::from_raw(pid),
+        let pid = Pid::from_raw(i32::try_from(pid).map_err(io::Error::other)?);
+        let target = Target {
+            pid: Arc::new(Mutex::new(Some(pid))),
             foreground,
+        };
+        Ok(Self {
+            pid,
+            target,
             wants_terminal,
         })
     }
 
     /// Whether it shares dlock's process group, and with it the signals of the terminal.
     pub(super) fn is_in_our_group(&self) -> bool {
-        self.foreground
+        self.target.foreground
+    }
+
+    /// What gets its signals.
+    pub(super) fn target(&self) -> &Target {
+        &self.target
     }
 
     /// Sends a signal to its group; to the command alone if it shares dlock's group.
     pub(super) fn signal(&self, signal: Signal) {
-        // The command may have ended, which its state will show.
-        let _ = if self.foreground {
-            kill(self.pid, signal)
-        } else {
-            killpg(self.pid, signal)
-        };
-    }
-
-    /// Ends the command, in whatever state.
-    pub(super) fn terminate(&self) {
-        self.signal(Signal::SIGTERM);
-        self.signal(Signal::SIGCONT); // a stopped process would not act on TERM
+        self.target.signal(signal);
     }
 
     /// Returns what changed since the last call. When the command has ended and the lock is lost, the rest
@@ -88,13 +116,14 @@ impl Child {
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         if let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) =
             waitid(Id::Pid(self.pid), flags)
-            && !self.foreground
+            && !self.target.foreground
             && lost()
         {
             self.signal(Signal::SIGKILL);
         }
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        match waitpid(self.pid, Some(flags)) {
+        let mut pid = self.target.pid();
+        let change = match waitpid(self.pid, Some(flags)) {
             Ok(WaitStatus::Exited(_, code)) => {
                 Change::Ended(Exit(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
             }
@@ -102,7 +131,11 @@ impl Child {
             Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
             Err(Errno::ECHILD) => Change::Ended(Exit::BUG), // no other code reaps it
             _ => Change::Nothing,
+        };
+        if let Change::Ended(_) = change {
+            *pid = None;
         }
+        change
     }
 
     /// Whether it gets the terminal whenever dlock has it, and with it the keys that send signals: dlock's group
@@ -113,7 +146,7 @@ impl Child {
 
     /// The command needs the terminal, though its standard input may be none: `ssh` asks for a password there.
     pub(super) fn ask_for_terminal(&mut self) {
-        self.wants_terminal = !self.foreground;
+        self.wants_terminal = !self.target.foreground;
     }
 
     /// Gives the command the terminal, if it wants it and dlock has it; returns whether it did.
@@ -123,7 +156,7 @@ impl Child {
 
     /// Takes the terminal back, if the command has it. The shell may have given it to another group.
     pub(super) fn take_terminal(&self) {
-        if !self.foreground && in_front(self.pid) {
+        if !self.target.foreground && in_front(self.pid) {
             drop(bring_to_front(getpgrp())); // the terminal may be gone
         }
     }

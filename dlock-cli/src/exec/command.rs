@@ -4,8 +4,9 @@ use crate::{
     args,
     exec::{
         child::Child,
-        locks::Locks,
+        held::Held,
         passes::{self, Passes},
+        terminator::Terminator,
         tokens,
         watch::{Ended, Watch},
     },
@@ -15,7 +16,8 @@ use crate::{
     store::{self, Store},
 };
 use dlock::{Client, Error, Lock, Pass};
-use std::{ffi::OsString, time::Duration};
+use nix::sys::signal::Signal;
+use std::{ffi::OsString, io, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 pub(super) struct Command<'a> {
@@ -51,34 +53,60 @@ impl<'a> Command<'a> {
         })
     }
 
-    /// Runs it to its end while the locks are held.
+    /// Runs it to its end while the locks are held. Returns them too.
     ///
     /// # Errors
     /// The exit code when it could not be started. The reason is printed.
-    pub(super) async fn run(&self, locks: Locks<'_>, signals: &mut Signals) -> Result<Ended, Exit> {
-        let most = self.max_hold.map(|most| (most, Instant::now() + most));
-        let backend = self.client.capabilities().backend;
-        let child = Child::start(
-            &self.words(),
-            self.variables(&locks),
-            (self.args.foreground, self.output.is_json()),
-        );
-        let child = child.map_err(|error| {
-            let message = format!(
-                "the command could not be started: {error}: is /proc mounted, and a process or descriptor left (ulimit -u, -n)?"
-            );
-            self.output.problem("Exec", &message, backend, Some(&self.args.name));
-            Exit::NOT_EXECUTABLE
-        })?;
+    pub(super) async fn run(
+        &self,
+        held: Held,
+        signals: &mut Signals,
+    ) -> (Held, Result<Ended, Exit>) {
+        let held = Arc::new(held);
+        let ended = self.run_under(&held, signals).await;
+        let held = Arc::into_inner(held).expect("the terminator has ended, and had the only clone");
+        (held, ended)
+    }
+
+    async fn run_under(&self, held: &Arc<Held>, signals: &mut Signals) -> Result<Ended, Exit> {
         let watch = Watch {
-            locks,
-            backend,
+            held,
+            backend: self.client.capabilities().backend,
             kill: self.kill,
-            grace: self.grace,
-            most,
+            most: self.max_hold.map(|most| (most, Instant::now() + most)),
             output: self.output,
         };
-        Ok(watch.until_ended(child, signals).await)
+        if !held.are_held() {
+            watch.lost("the command is not started");
+            return Ok(Ended {
+                exit: Exit::LOST,
+                lost: true,
+                told: false,
+            });
+        }
+        let child = Child::start(
+            &self.words(),
+            self.variables(held),
+            (self.args.foreground, self.output.is_json()),
+        );
+        let child = child.map_err(|error| self.not_started(&error))?;
+        let grace = self.kill.then_some(self.grace);
+        let terminator = Terminator::start(Arc::clone(held), child.target().clone(), grace);
+        let terminator = terminator.map_err(|error| {
+            child.signal(Signal::SIGKILL);
+            self.not_started(&error)
+        })?;
+        Ok(watch.until_ended(child, &terminator, signals).await)
+    }
+
+    fn not_started(&self, error: &io::Error) -> Exit {
+        let message = format!(
+            "the command could not be started: {error}: is /proc mounted, and a process, thread or descriptor left (ulimit -u, -n)?"
+        );
+        let backend = self.client.capabilities().backend;
+        self.output
+            .problem("Exec", &message, backend, Some(&self.args.name));
+        Exit::NOT_EXECUTABLE
     }
 
     fn words(&self) -> Vec<OsString> {
@@ -88,13 +116,13 @@ impl<'a> Command<'a> {
         }
     }
 
-    fn variables(&self, locks: &Locks<'_>) -> Vec<(&'static str, Option<String>)> {
+    fn variables(&self, held: &Held) -> Vec<(&'static str, Option<String>)> {
         let caps = self.client.capabilities();
-        let own: Result<Vec<Pass>, Error> = locks.all().map(|guard| guard.pass()).collect();
+        let own: Result<Vec<Pass>, Error> = held.guards().map(|guard| guard.pass()).collect();
         let passes = match own {
             Ok(own) if !self.args.no_pass => Some(self.passes.with(&own)),
             _ => {
-                let names: Vec<_> = locks.all().map(|guard| guard.name()).collect();
+                let names: Vec<_> = held.guards().map(|guard| guard.name()).collect();
                 self.passes.without(&caps.store, &names)
             }
         };
@@ -104,9 +132,9 @@ impl<'a> Command<'a> {
             (store::URL, url),
             (store::WITHHELD, withheld.then(|| "1".to_owned())),
             ("DLOCK_HELD", Some("1".to_owned())),
-            ("DLOCK_NAME", Some(locks.main.name().to_string())),
-            ("DLOCK_TOKEN", Some(locks.main.token().to_string())),
-            (tokens::VARIABLE, Some(tokens::list(locks.all()))),
+            ("DLOCK_NAME", Some(held.main().name().to_string())),
+            ("DLOCK_TOKEN", Some(held.main().token().to_string())),
+            (tokens::VARIABLE, Some(tokens::list(held.guards()))),
             ("DLOCK_BACKEND", Some(caps.backend.to_owned())),
             (passes::VARIABLE, passes),
         ]

@@ -1,29 +1,74 @@
-//! What `dlock exec` holds: guards of single locks, and the guard of a set.
+//! Held locks: all that a command runs under, as one. The loss of one of them is the loss of all.
 
-use crate::exec::locks::Locks;
-use dlock::{Error, Guard, LockName, ReleaseOutcome, SetGuard};
+use dlock::{Error, Guard, GuardState, LockName, LossReason, ReleaseOutcome, SetGuard};
+use futures_util::{FutureExt, future::select_all};
+use std::time::Duration;
 
-#[derive(Default)]
 pub(super) struct Held {
+    /// The one that the command line names first.
+    main: LockName,
     pub(super) single: Vec<Guard>,
     pub(super) set: Option<SetGuard>,
 }
 
 impl Held {
+    /// None yet.
+    pub(super) fn new(main: &LockName) -> Self {
+        Self {
+            main: main.clone(),
+            single: Vec::new(),
+            set: None,
+        }
+    }
+
+    pub(super) fn one(guard: Guard) -> Self {
+        let mut held = Self::new(guard.name());
+        held.single.push(guard);
+        held
+    }
+
+    /// All of them, the main one first.
     pub(super) fn guards(&self) -> impl Iterator<Item = &Guard> {
+        let main = self.all().filter(|guard| *guard.name() == self.main);
+        main.chain(self.all().filter(|guard| *guard.name() != self.main))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Guard> {
         let set = self.set.iter().flat_map(|set| set.guards());
         self.single.iter().chain(set)
     }
 
-    /// All locks; this one is the main one.
-    pub(super) fn locks(&self, main: &LockName) -> Locks<'_> {
-        let (main, others): (Vec<_>, Vec<_>) =
-            self.guards().partition(|guard| guard.name() == main);
-        let main = main.first().copied();
-        Locks {
-            main: main.expect("the lock that the command line names is among those acquired"),
-            others,
-        }
+    pub(super) fn main(&self) -> &Guard {
+        self.guards()
+            .next()
+            .expect("a command runs under the lock that its command line names first")
+    }
+
+    pub(super) fn are_held(&self) -> bool {
+        self.all().all(|guard| guard.check().is_ok())
+    }
+
+    /// Whether the lease of one of them ended.
+    pub(super) fn are_over(&self) -> bool {
+        let over = GuardState::Lost(LossReason::Deadline);
+        self.all().any(|guard| guard.state() == over)
+    }
+
+    /// The one that is lost, or ends first.
+    pub(super) fn weakest(&self) -> &Guard {
+        self.guards()
+            .min_by_key(|guard| guard.remaining())
+            .unwrap_or_else(|| self.main())
+    }
+
+    /// How long all of them are certainly held.
+    pub(super) fn remaining(&self) -> Duration {
+        self.weakest().remaining()
+    }
+
+    /// Resolves when one of them is lost.
+    pub(super) async fn lost(&self) {
+        select_all(self.all().map(|guard| guard.lost().boxed())).await;
     }
 
     /// Releases all.

@@ -5,7 +5,7 @@
 
 use crate::{
     args::Lead,
-    exec::{command::Command, locks::Locks, watch::Ended},
+    exec::{command::Command, held::Held, watch::Ended},
     exit::Exit,
     output::{Output, span},
     signals::{Ended as Signalled, Signals},
@@ -103,7 +103,11 @@ impl<'a> Candidate<'a> {
     }
 
     async fn lead(&self, term: Guard, signals: &mut Signals) -> ControlFlow<Exit> {
-        let (exit, told) = match self.command.run(Locks::one(&term), signals).await {
+        let (mut held, ended) = self.command.run(Held::one(term), signals).await;
+        let Some(term) = held.single.pop() else {
+            return ControlFlow::Break(Exit::BUG);
+        };
+        let (exit, told) = match ended {
             Ok(Ended {
                 lost: true, told, ..
             }) => {

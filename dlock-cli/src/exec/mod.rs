@@ -8,10 +8,10 @@ mod child;
 mod command;
 mod held;
 pub(crate) mod lead;
-mod locks;
 mod metrics;
 mod passes;
 mod stage;
+mod terminator;
 mod tokens;
 mod watch;
 
@@ -142,7 +142,7 @@ impl<'a> Job<'a> {
         let store = &self.client.capabilities().store;
         let (began, limit) = (Instant::now(), self.args.wait_args.limit());
         let rest = || limit.map(|limit| limit.saturating_sub(began.elapsed()));
-        let (mut held, mut free) = (Held::default(), Vec::new());
+        let (mut held, mut free) = (Held::new(self.locks[0].name()), Vec::new());
         for lock in &self.locks {
             // A pass that is over never becomes an acquire of its own: the holder of the outer lock has
             // lost it.
@@ -179,8 +179,8 @@ impl<'a> Job<'a> {
 
     /// Runs the command while the locks are held.
     async fn hold(&self, held: Held, signals: &mut Signals) -> Ended {
-        let locks = held.locks(self.locks[0].name());
-        let mut ended = match self.command.run(locks, signals).await {
+        let (held, ended) = self.command.run(held, signals).await;
+        let mut ended = match ended {
             Ok(ended) if ended.lost => {
                 drop(held); // `withdraw` releases what is not over
                 return Ended {

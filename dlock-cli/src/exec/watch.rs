@@ -3,7 +3,8 @@
 use crate::{
     exec::{
         child::{Change, Child, terminal},
-        locks::Locks,
+        held::Held,
+        terminator::Terminator,
     },
     exit::Exit,
     output::{Output, span},
@@ -18,10 +19,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub(super) struct Watch<'a> {
-    pub(super) locks: Locks<'a>,
+    pub(super) held: &'a Held,
     pub(super) backend: &'static str,
     pub(super) kill: bool,
-    pub(super) grace: Duration,
     /// When `--max-hold` ends it.
     pub(super) most: Option<(Duration, Instant)>,
     pub(super) output: &'a Output,
@@ -37,23 +37,33 @@ pub(super) struct Ended {
 }
 
 /// The state of the lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Course {
     Safe,
-    /// TERM was sent; KILL follows at this time.
-    Ending(Instant),
-    /// Nothing is left to do but to wait for the end.
+    /// The terminator ends the command.
+    Ending,
+    /// It runs on without the lock, or was killed before it could.
     Done,
 }
 
 impl Watch<'_> {
-    pub(super) async fn until_ended(&self, mut child: Child, signals: &mut Signals) -> Ended {
-        let (mut course, mut told) = (Course::Safe, false);
-        let lost = |course: &Course| !matches!(course, Course::Safe) || !self.locks.are_held();
+    pub(super) async fn until_ended(
+        &self,
+        mut child: Child,
+        terminator: &Terminator,
+        signals: &mut Signals,
+    ) -> Ended {
+        let (mut course, mut told, mut looked) = (Course::Safe, false, false);
+        let lost = |course: Course| course != Course::Safe || !self.held.are_held();
         loop {
             // Asked in each round, so that a change between two signals is never missed.
-            match child.change(|| self.kill && lost(&course)) {
+            match child.change(|| self.kill && lost(course)) {
                 Change::Ended(exit) => {
-                    let lost = lost(&course);
+                    let lost = lost(course);
+                    if lost && course == Course::Safe {
+                        self.lost("the command has ended");
+                    }
+                    self.say_if_late(course);
                     return Ended { exit, lost, told };
                 }
                 Change::Stopped(by) => self.stopped(&mut child, by, signals, &mut course),
@@ -70,49 +80,37 @@ impl Watch<'_> {
                     // Without signals only polling shows when the command ends.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 },
-                () = self.danger(), if matches!(course, Course::Safe) => course = self.in_danger(&child),
-                () = until(&course) => {
-                    child.signal(Signal::SIGKILL);
-                    course = Course::Done;
+                () = terminator.danger(), if course == Course::Safe => course = self.in_danger(),
+                () = self.held.lost(), if !looked => {
+                    looked = true;
+                    terminator.look();
                 }
             }
         }
     }
 
-    /// Resolves when the lock is lost, or so close to it that the command has to end now.
-    async fn danger(&self) {
-        let margin = if self.kill {
-            self.grace
+    fn in_danger(&self) -> Course {
+        if self.kill {
+            self.lost("the command is ended");
+            Course::Ending
         } else {
-            Duration::ZERO
-        };
-        loop {
-            let remaining = self.locks.remaining();
-            if remaining <= margin {
-                return;
-            }
-            tokio::select! {
-                biased;
-                () = self.locks.lost() => return,
-                // Renewals move the end: check again at the old end, and often enough for a machine that
-                // slept.
-                () = tokio::time::sleep((remaining - margin).min(Duration::from_secs(1))) => {}
-            }
-        }
-    }
-
-    fn in_danger(&self, child: &Child) -> Course {
-        if !self.kill {
             self.lost("the command runs on beside the next holder");
-            return Course::Done;
+            Course::Done
         }
-        self.lost("the command is ended");
-        child.terminate();
-        Course::Ending(Instant::now() + kill_after(self.locks.remaining(), self.grace))
     }
 
-    fn lost(&self, so: &str) {
-        let guard = self.locks.weakest();
+    /// A machine that ran neither dlock nor the command in time cannot keep the promise.
+    fn say_if_late(&self, course: Course) {
+        if course == Course::Ending && self.held.are_over() {
+            self.output.warn(&format!(
+                "the command ended after the lock {:?}: it may have run beside the next holder, because this machine did not run dlock in time",
+                self.held.weakest().name()
+            ));
+        }
+    }
+
+    pub(super) fn lost(&self, so: &str) {
+        let guard = self.held.weakest();
         let (name, remaining) = (guard.name(), guard.remaining());
         // The renewals succeed, so only `--max-hold` can end the lock. Its end is a little early, as every
         // lease's is.
@@ -162,8 +160,8 @@ impl Watch<'_> {
         child.take_terminal();
         self.output.warn(&format!(
             "stopped: the lock {:?} is not renewed, and the command is killed if it is continued after {}",
-            self.locks.weakest().name(),
-            span(self.locks.remaining())
+            self.held.weakest().name(),
+            span(self.held.remaining())
         ));
         if !signals.stop(group) {
             return; // no shell watches this job
@@ -173,7 +171,7 @@ impl Watch<'_> {
 
     /// First the clock, then the command: after its lease the command must not run another step.
     fn continued(&self, child: &Child, course: &mut Course) {
-        if self.kill && !self.locks.are_held() {
+        if self.kill && !self.held.are_held() {
             self.lost("the command is killed");
             child.signal(Signal::SIGKILL);
             *course = Course::Done;
@@ -210,40 +208,8 @@ fn meant_for_leaders(number: Signal) -> bool {
     number == Signal::SIGHUP && getsid(None).is_ok_and(|leader| leader == getpid())
 }
 
-/// How long after TERM the command gets KILL: three quarters of the time until another owner may have the
-/// lock, because a loaded machine needs time to run dlock and to end the command. The whole grace, if it is
-/// too late for that anyway.
-fn kill_after(remaining: Duration, grace: Duration) -> Duration {
-    if remaining.is_zero() {
-        grace
-    } else {
-        remaining * 3 / 4
-    }
-}
-
-async fn until(course: &Course) {
-    match course {
-        Course::Ending(at) => tokio::time::sleep_until(*at).await,
-        Course::Safe | Course::Done => std::future::pending().await,
-    }
-}
-
 /// The signals that tell dlock to end. A command may read HUP as "read your settings again".
 const TOLD: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGQUIT];
 
 /// The margin of a clock that is read after the event.
 const SLACK: Duration = Duration::from_millis(50);
-
-#[cfg(test)]
-mod tests {
-    use super::kill_after;
-    use std::time::Duration;
-
-    #[test]
-    fn kill_comes_a_quarter_before_the_end_of_the_lock() {
-        let [second, zero] = [Duration::from_secs(1), Duration::ZERO];
-        assert_eq!(kill_after(4 * second, 4 * second), 3 * second);
-        assert_eq!(kill_after(2 * second, 4 * second), 3 * second / 2);
-        assert_eq!(kill_after(zero, 4 * second), 4 * second);
-    }
-}

@@ -11,6 +11,7 @@ use nix::{
 };
 use std::{
     env, fs,
+    io::{self, PipeReader},
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -131,6 +132,27 @@ pub(crate) fn start(mut command: Command) -> Running {
     command.stdout(file("stdout")).stderr(file("stderr"));
     let child = command.spawn().unwrap();
     Running { child, files }
+}
+
+/// Starts a command whose standard error is a pipe that no program reads, from its start `full` or not.
+pub(crate) fn unread(mut command: Command, full: bool) -> (Running, PipeReader) {
+    let files = tempfile::tempdir().unwrap();
+    let (read, write) = io::pipe().unwrap();
+    if full {
+        let mut yes = Command::new("yes");
+        let mut yes = yes.stdout(write.try_clone().unwrap()).spawn().unwrap();
+        let pid = yes.id().to_string();
+        let name = || fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        until("the pipe to be full", || {
+            name() == "yes\n" && letter(&pid) == Some('S')
+        });
+        yes.kill().unwrap();
+        yes.wait().unwrap();
+    }
+    let out = fs::File::create(files.path().join("stdout")).unwrap();
+    fs::write(files.path().join("stderr"), "").unwrap();
+    let child = command.stdout(out).stderr(write).spawn().unwrap();
+    (Running { child, files }, read)
 }
 
 /// Runs a command to its end.
@@ -354,6 +376,27 @@ impl Desk {
         until(&format!("{file} to be written"), || complete(&path));
         fs::read_to_string(path).unwrap().trim().to_owned()
     }
+}
+
+/// What a command begins with so that [`looks`] can tell whether one of its processes runs: the kernel frees the
+/// file when the last of them is dead.
+pub(crate) fn shows_life(desk: &Desk) -> String {
+    format!("exec 9>'{0}'; flock 9", desk.text("life"))
+}
+
+/// A command that prints `alone`, or `overlap` if a process of the one that [`shows_life`] runs.
+pub(crate) fn looks(desk: &Desk) -> String {
+    let life = desk.text("life");
+    format!("flock -n '{life}' echo alone || echo overlap")
+}
+
+/// Fails unless the next command was alone. dlock cannot keep a machine from running nothing of it for the whole
+/// margin between KILL and the end of the lock; the first dlock has to say so.
+#[track_caller]
+pub(crate) fn was_alone(next: &Out, first_stderr: &str) {
+    let alone = next.stdout == "alone\n";
+    let said = next.stdout == "overlap\n" && first_stderr.contains("did not run dlock in time");
+    assert!(alone || said, "{next:?} after {first_stderr}");
 }
 
 fn complete(path: &Path) -> bool {

@@ -1,7 +1,8 @@
 //! `lead`: a command that runs whenever its dlock leads.
 
 use crate::bed::{
-    DLOCK, Desk, Net, Running, at, dlock, is_alive, is_free, is_held, name, ran, run, start, until,
+    DLOCK, Desk, Net, Running, at, dlock, is_alive, is_free, is_held, looks, name, ran, run,
+    shows_life, start, until, was_alone,
 };
 use nix::sys::signal::Signal;
 use std::fs;
@@ -122,18 +123,18 @@ fn a_command_that_cannot_be_executed_ends_dlock() {
 #[test]
 fn when_the_store_is_cut_off_the_command_is_dead_before_the_next_leader_begins() {
     let (lock, desk, net) = (name("cut"), Desk::new(), Net::new());
-    let stubborn = format!("trap '' TERM; {}", leads(&desk));
+    let stubborn = format!("{}; trap '' TERM; {}", shows_life(&desk), leads(&desk));
     let args = ["lead", "--lease", "10s", &lock, "-c", &stubborn];
     let first = start(at(&net.url(), &args));
-    let pid = terms(&desk, 1)[0].1.clone();
-    // A zombie runs no more.
-    let text = format!(
-        "case \"$(cut -d' ' -f3 /proc/{pid}/stat 2>/dev/null)\" in ''|Z) echo alone;; *) echo overlap;; esac; kill -INT $$"
-    );
-    let next = candidate(&lock, &text);
+    terms(&desk, 1);
+    let next = candidate(&lock, &format!("{}; kill -INT $$", looks(&desk)));
     next.listens();
     net.break_off();
-    assert_eq!(next.wait().expect(130).stdout, "alone\n");
+    let next = next.wait().expect(130);
+    until("the loss to be told", || {
+        first.stderr().contains("; the command")
+    });
+    was_alone(&next, &first.stderr());
     // It goes on to campaign, until it is told to end.
     first.signal(Signal::SIGTERM);
     first.wait().expect(143);

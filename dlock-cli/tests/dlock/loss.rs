@@ -1,14 +1,19 @@
 //! Loss of the lock while the command runs: the command ends before another owner can have the lock.
 
 use crate::bed::{
-    Desk, Net, Out, Running, at, dlock, is_alive, is_free, leader, name, ran, run, start, until,
+    Desk, Net, Out, Running, at, dlock, is_alive, is_free, leader, looks, name, ran, run,
+    shows_life, start, unread, until, was_alone,
 };
-use std::time::{Duration, Instant};
+use std::{
+    io::Read,
+    time::{Duration, Instant},
+};
 
 /// A command that writes its process id and then runs on, whatever TERM it gets.
 fn stubborn(desk: &Desk) -> String {
     format!(
-        "trap '' TERM; echo $$ >'{}'; while :; do sleep 0.02; done",
+        "{}; trap '' TERM; echo $$ >'{}'; while :; do sleep 0.02; done",
+        shows_life(desk),
         desk.text("pid")
     )
 }
@@ -40,12 +45,8 @@ fn broken(lock: &str, running: Running) -> Out {
 const LEASE: [&str; 2] = ["--lease", "3s"];
 
 /// The next holder, whose command looks whether the one before still runs.
-fn next(lock: &str, pid: &str) -> Running {
-    // A zombie runs no more.
-    let text = format!(
-        "case \"$(cut -d' ' -f3 /proc/{pid}/stat 2>/dev/null)\" in ''|Z) echo alone;; *) echo overlap;; esac"
-    );
-    start(dlock(&["exec", lock, "-c", &text]))
+fn next(desk: &Desk, lock: &str) -> Running {
+    start(dlock(&["exec", lock, "-c", &looks(desk)]))
 }
 
 #[test]
@@ -108,27 +109,63 @@ fn when_the_store_is_cut_off_the_command_is_dead_before_the_next_holder_begins()
     );
     command.env("LC_ALL", "C");
     let running = start(command);
-    let pid = desk.line("pid");
-    let next = next(&lock, &pid);
+    desk.line("pid");
+    let next = next(&desk, &lock);
     net.break_off();
     let out = running.wait().expect(75);
     assert!(out.stderr.contains("could not be kept"), "{out:?}");
-    assert_eq!(next.wait().expect(0).stdout, "alone\n");
+    was_alone(&next.wait().expect(0), &out.stderr);
 }
 
 #[test]
 fn max_hold_ends_the_command_before_the_next_holder_begins_and_says_so() {
     let (lock, desk) = (name("max"), Desk::new());
-    let (running, pid) = holding(&desk, &lock, &["--max-hold", "2s"], &stubborn(&desk));
+    let (running, _) = holding(&desk, &lock, &["--max-hold", "2s"], &stubborn(&desk));
     let began = Instant::now();
-    let next = next(&lock, &pid);
+    let next = next(&desk, &lock);
     let out = running.wait().expect(75);
     assert!(began.elapsed() < Duration::from_secs(30));
     assert!(
         out.stderr.contains("--max-hold of 2s") && !out.stderr.contains("could not be kept"),
         "{out:?}"
     );
-    assert_eq!(next.wait().expect(0).stdout, "alone\n");
+    was_alone(&next.wait().expect(0), &out.stderr);
+}
+
+#[test]
+fn a_standard_error_that_no_program_reads_does_not_delay_the_end_of_the_command() {
+    let (lock, desk) = (name("unread"), Desk::new());
+    // The command fills the pipe, so dlock cannot say that the lock is lost.
+    let text = format!("{}; trap '' TERM; exec yes >&2", shows_life(&desk));
+    let (running, mut unread) = unread(
+        dlock(&["exec", "--max-hold", "5s", &lock, "-c", &text]),
+        false,
+    );
+    let next = next(&desk, &lock).wait().expect(0);
+    let mut said = Vec::new();
+    unread.read_to_end(&mut said).unwrap();
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("--max-hold of 5s"));
+    was_alone(&next, &said);
+    running.wait().expect(75);
+}
+
+#[test]
+fn a_lock_that_is_lost_before_the_command_starts_starts_none() {
+    let (lock, desk) = (name("too-late"), Desk::new());
+    let (url, ran) = (format!("sqlite:{}", desk.text("db")), desk.text("ran"));
+    let args = ["-v", "exec", "--lease", "6s", &lock, "--", "touch", &ran];
+    // dlock waits to say that it has acquired the lock.
+    let (running, mut unread) = unread(at(&url, &args), true);
+    let is_held = || run(at(&url, &["--json", "inspect", &lock])).json()["held"] == true;
+    until("the lock to be held", is_held);
+    until("the lease to end", || !is_held());
+    let mut said = Vec::new();
+    unread.read_to_end(&mut said).unwrap();
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("the command is not started"), "{said}");
+    running.wait().expect(75);
+    assert!(!desk.path("ran").exists());
 }
 
 #[test]

@@ -292,6 +292,7 @@ const POLICY: BatchPolicy = BatchPolicy {
     alone: 2,
     in_flight: 2,
     most: 64,
+    least: Duration::ZERO,
     waiting: 1_024,
     untaken: Duration::from_millis(500),
     unanswered: Duration::from_secs(15),

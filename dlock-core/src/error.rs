@@ -242,6 +242,19 @@ impl DriverError {
         Self::new(ErrorKind::Unavailable, message).with_retry(RetryClass::Later)
     }
 
+    /// The program asks for what cannot work, such as a wrong setting. The call had no effect.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{ErrorKind, driver::DriverError};
+    ///
+    /// assert_eq!(DriverError::misuse("the URL has no host").kind(), ErrorKind::Misuse);
+    /// ```
+    #[must_use]
+    pub fn misuse(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Misuse, message)
+    }
+
     /// The request was sent and no answer came: it may have been executed, or may be later.
     ///
     /// # Examples

@@ -1,6 +1,6 @@
-//! Runtime checks: a tokio runtime that lacks something is the caller's misuse, not a panic.
+//! Runtime checks: a tokio runtime that lacks something is the caller's not a panic.
 
-use crate::error::{DriverError, ErrorKind};
+use crate::error::DriverError;
 use std::{panic::catch_unwind, time::Duration};
 use tokio::{
     runtime::Handle,
@@ -10,19 +10,17 @@ use tokio::{
 /// The current runtime, if it has timers.
 pub(crate) fn current() -> Result<Handle, DriverError> {
     let handle = Handle::try_current().map_err(|cause| {
-        misuse("await locks and build clients inside a tokio runtime: there is none here")
-            .with_source(cause)
+        DriverError::misuse(
+            "await locks and build clients inside a tokio runtime: there is none here",
+        )
+        .with_source(cause)
     })?;
     match timer(Duration::ZERO) {
         Some(_) => Ok(handle),
-        None => Err(misuse(
+        None => Err(DriverError::misuse(
             "this tokio runtime has no timers: build it with `enable_time` or `enable_all`",
         )),
     }
-}
-
-fn misuse(message: &'static str) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
 }
 
 /// A timer of the current runtime, if it has any. tokio reports a lack of timers only by a panic, which the
@@ -53,6 +51,8 @@ pub fn check_runtime() -> Result<(), DriverError> {
     };
     let registered = catch_unwind(|| drop(tokio::net::UdpSocket::from_std(socket)));
     registered.map_err(|_| {
-        misuse("this tokio runtime has no I/O: build it with `enable_io` or `enable_all`")
+        DriverError::misuse(
+            "this tokio runtime has no I/O: build it with `enable_io` or `enable_all`",
+        )
     })
 }

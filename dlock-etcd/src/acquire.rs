@@ -1,7 +1,7 @@
 //! Acquire: takes the lock, enters the incarnation of its owner (past the queue, or as a sharer in turn), or queues.
 //!
-//! The common case is one transaction, beside the keep-alive of a spare lease. Only a request that is refused with a ticket needs a second
-//! one, which judges anew and puts the waiter into the queue.
+//! The common case is one transaction. It uses a spare lease, with a keep-alive beside it unless most of the lease is left. Only a request
+//! that is refused with a ticket needs a second transaction, which judges anew and puts the waiter into the queue.
 
 use crate::{
     commands::{Keys, Line, QueuePosition, Record, Taken, join, take, token},
@@ -33,7 +33,13 @@ impl Inner {
     async fn attempt(self: &Arc<Self>, req: &Acquire, entered: Instant) -> Result<Step> {
         let (key, now) = ((req.name.clone(), req.hold), self.clock.now());
         let found = self.table().holds.get(&key).cloned();
-        let (lease, is_spare, open) = match found.filter(|hold| hold.owner == req.owner) {
+        // A renewed lease may begin with a little less.
+        let length = req.lease.length();
+        let enough = match req.lease.is_renewed() {
+            true => length - length / 10,
+            false => length,
+        };
+        let (lease, keeps, open) = match found.filter(|hold| hold.owner == req.owner) {
             Some(hold) if hold.is_undone(now, now) => {
                 self.undo(&key).await?;
                 return Ok(None);
@@ -43,8 +49,8 @@ impl Inner {
             }) => return self.repeat(req, held, entered).await,
             Some(hold) => (hold.lease, true, true),
             None => {
-                let (lease, is_spare) = self.lease(req.lease.length()).await?;
-                (lease, is_spare, false)
+                let lease = self.lease(length, SOON).await?;
+                (lease, lease.until < now + enough, false)
             }
         };
         let hold = Hold {
@@ -57,7 +63,7 @@ impl Inner {
         };
         // Before anything that may fail: what is left behind is undone.
         let asked = Unanswered::new(self, &key, hold);
-        let request = Request {
+        let mut request = Request {
             inner: self,
             req,
             keys: self.keys(&req.name),
@@ -67,16 +73,24 @@ impl Inner {
                 None => None,
             },
         };
+        let sent = self.clock.now();
         let keep = async {
-            match is_spare {
-                true => self.connection.keep_alive(lease.id).await,
-                false => Ok(lease.length.as_secs()),
+            match keeps {
+                true => self
+                    .connection
+                    .keep_alive(lease.id)
+                    .await
+                    .map(|seconds| sent + Duration::from_secs(seconds)),
+                false => Ok(lease.until),
             }
         };
         let answer = match tokio::join!(request.ask(), keep) {
             // The lease was over, and with it what hung on it.
-            (Ok(_), Ok(0)) => Answer::Over,
-            (Ok(answer), Ok(_)) => answer,
+            (Ok(_), Ok(until)) if until <= sent => Answer::Over,
+            (Ok(answer), Ok(until)) => {
+                request.lease.until = until;
+                answer
+            }
             (Err(error), _) if is_lease_gone(&error) => Answer::Over,
             (Err(error), _) if error.effect() == Effect::None => {
                 asked.refused(false); // a lease whose request failed is not worth the doubt
@@ -110,14 +124,9 @@ impl Inner {
     /// Records a waiter whose key a request is about to create.
     async fn new_waiter(&self, req: &Acquire, ticket: Ticket) -> Result<(String, i64)> {
         // As short as the server grants: a waiter that is dead delays the others for as long.
-        let (mut lease, is_spare) = self.lease(Duration::ZERO).await?;
-        if is_spare {
-            let sent = self.clock.now();
-            lease = match self.connection.keep_alive(lease.id).await? {
-                0 => self.grant(Duration::ZERO).await?,
-                _ => Lease::new(lease.id, lease.length, sent),
-            };
-        }
+        let shortest = Duration::from_secs(self.least);
+        let mut lease = self.lease(shortest, shortest / 2).await?;
+        lease.refresh = lease.until - lease.length * 2 / 3;
         let key = (req.name.clone(), ticket);
         // One whose key may have been created by a request without an answer loses its position.
         self.forget(&key);
@@ -335,13 +344,14 @@ impl Request<'_> {
     }
 
     fn granted(&self, asked: Unanswered, granted: Granted, entered: Instant) -> Step {
-        let length = self.req.lease.length().min(self.lease.length);
-        asked.granted(Held {
+        let end = |begin: Instant| (begin + self.req.lease.length()).min(self.lease.until);
+        let held = Held {
             created: granted.created,
             token: granted.token,
-            promised: entered + length,
-            end: self.inner.clock.now() + length,
-        })?;
+            promised: end(entered),
+            end: end(self.inner.clock.now()),
+        };
+        asked.granted(self.lease, held)?;
         let waiter = |ticket| (self.req.name.clone(), ticket);
         if let Some(ticket) = self
             .req
@@ -361,7 +371,8 @@ impl Request<'_> {
             }
             _ => self.leave_next(),
         }
-        let grant = Grant::new(granted.token, count(granted.holds), length);
+        let lasts = held.promised.since(entered);
+        let grant = Grant::new(granted.token, count(granted.holds), lasts);
         Some(Acquired::Granted(grant))
     }
 
@@ -387,5 +398,7 @@ fn count(holds: usize) -> NonZeroU32 {
 
 /// How often one call reads again because something changed meanwhile.
 const ATTEMPTS: usize = 16;
+/// A spare lease with less left may be over before its keep-alive arrives.
+const SOON: Duration = Duration::from_millis(200);
 /// How long a turn may stay unused.
 const LONGEST_TURN: Duration = Duration::from_secs(1);

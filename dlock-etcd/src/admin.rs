@@ -3,11 +3,11 @@
 use crate::{
     commands::{Keys, Line, Taken, delete_all, encode, made, name_in, unchanged},
     driver::Inner,
-    error::{contended, misuse},
+    error::contended,
 };
 use dlock_core::{
     Broken, FencingToken, LockName, Snapshot,
-    driver::{Cursor, Page, Result},
+    driver::{Cursor, DriverError, Page, Result},
 };
 use etcd_client::{GetOptions, Txn, TxnOp};
 use std::{sync::Arc, time::Duration};
@@ -59,7 +59,7 @@ impl Inner {
         // Keys that dlock did not write may be no text.
         let from = from.map_or(begin.as_bytes(), |cursor| cursor.0.as_ref());
         if !from.starts_with(begin.as_bytes()) {
-            return Err(misuse("the cursor is not one of this listing"));
+            return Err(DriverError::misuse("the cursor is not one of this listing"));
         }
         let limit = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
         // No code of a name, and no rest of a key, has this character.

@@ -1,6 +1,5 @@
 //! Configuration: the members, the prefix of all keys, and how to reach them.
 
-use crate::error::misuse;
 use dlock_core::{
     ErrorKind,
     driver::{DriverError, Result, kit::split_url},
@@ -72,7 +71,9 @@ etcdctl user grant-role locker locker
 
     fn set(&mut self, key: &str, value: String) -> Result<()> {
         if !self.tls {
-            return Err(misuse(format!("{key} needs TLS: etcd+tls://host:port")));
+            return Err(DriverError::misuse(format!(
+                "{key} needs TLS: etcd+tls://host:port"
+            )));
         }
         let path = Some(value.into());
         match key {
@@ -92,7 +93,11 @@ impl FromStr for EtcdConfig {
         let (tls, rest) = match url.split_once("://") {
             Some(("etcd", rest)) => (false, rest),
             Some(("etcd+tls", rest)) => (true, rest),
-            _ => return Err(misuse("an etcd URL is etcd://host:port,host:port/prefix")),
+            _ => {
+                return Err(DriverError::misuse(
+                    "an etcd URL is etcd://host:port,host:port/prefix",
+                ));
+            }
         };
         if tls && !cfg!(feature = "tls") {
             let message = "etcd+tls:// needs the feature `tls` of dlock-etcd";
@@ -116,7 +121,7 @@ impl FromStr for EtcdConfig {
         if !prefix[1..].split('/').all(plain) {
             let message =
                 "the prefix in an etcd URL is /part/part of printable ASCII without %, # and @";
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         let mut config = Self {
             hosts: hosts.split(',').map(parse_host).collect::<Result<_>>()?,
@@ -131,7 +136,7 @@ impl FromStr for EtcdConfig {
             config.set(&key, value)?;
         }
         if config.cert.is_some() != config.key.is_some() {
-            return Err(misuse("dlock.cert and dlock.key go together"));
+            return Err(DriverError::misuse("dlock.cert and dlock.key go together"));
         }
         Ok(config)
     }
@@ -147,7 +152,7 @@ fn parse_host(host: &str) -> Result<String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:[]".contains(c);
     if name.is_empty() || !name.chars().all(is_plain) || port.parse::<u16>().is_err() {
         let message = "the hosts of an etcd URL are host:port, separated by commas";
-        return Err(misuse(message));
+        return Err(DriverError::misuse(message));
     }
     Ok(format!("{name}:{port}"))
 }
@@ -161,7 +166,7 @@ fn parse_login(text: &str) -> Result<(String, String)> {
         return Ok((user, password));
     }
     let message = "a log-in in an etcd URL is user:password, percent-encoded where needed";
-    Err(misuse(message))
+    Err(DriverError::misuse(message))
 }
 
 /// Shows no password.

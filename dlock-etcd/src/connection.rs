@@ -5,7 +5,7 @@
 
 use crate::{
     EtcdConfig,
-    error::{check_version, failed, is_open, misuse, unanswered, unreached},
+    error::{check_version, failed, is_open, unanswered, unreached},
 };
 use dlock_core::driver::{DriverError, Finding, Result, Severity, kit::log_findings};
 use etcd_client::{
@@ -212,7 +212,7 @@ impl Connection {
                 }
             }
         }
-        Err(refused.unwrap_or_else(|| misuse("the etcd URL names no hosts")))
+        Err(refused.unwrap_or_else(|| DriverError::misuse("the etcd URL names no hosts")))
     }
 
     async fn connect_to(&self, host: &str) -> Result<Client> {
@@ -408,8 +408,9 @@ async fn options(config: &EtcdConfig) -> Result<ConnectOptions> {
 #[cfg(feature = "tls")]
 async fn tls(config: &EtcdConfig) -> Result<etcd_client::TlsOptions> {
     async fn read(path: &std::path::Path) -> Result<Vec<u8>> {
-        let unread =
-            |cause| misuse(format!("{} cannot be read", path.display())).with_source(cause);
+        let unread = |cause| {
+            DriverError::misuse(format!("{} cannot be read", path.display())).with_source(cause)
+        };
         tokio::fs::read(path).await.map_err(unread)
     }
     let mut tls = etcd_client::TlsOptions::new();

@@ -102,10 +102,6 @@ pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request was given up before it was sent")
 }
 
-pub(crate) fn misuse(message: impl Into<String>) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message.into())
-}
-
 /// Refuses servers whose leases are not safe.
 pub(crate) fn check_version(version: &str) -> Result<()> {
     let mut parts = version

@@ -15,20 +15,18 @@ use tokio::{
 };
 
 impl Inner {
-    /// A lease of at least that length: a spare one, which needs a keep-alive before it counts, or a new one.
-    pub(crate) async fn lease(&self, length: Duration) -> Result<(Lease, bool)> {
-        let seconds = self.seconds(length);
-        let now = self.clock.now();
+    /// A lease of at least that length: a new one, or a spare one that lasts for that time without a keep-alive.
+    pub(crate) async fn lease(&self, length: Duration, lasts: Duration) -> Result<Lease> {
+        let (seconds, until) = (self.seconds(length), self.clock.now() + lasts);
         let spare = {
             let mut table = self.table();
-            let fits =
-                |spare: &Lease| spare.length.as_secs() == seconds && spare.until > now + SOON;
+            let fits = |spare: &Lease| spare.length.as_secs() == seconds && spare.until > until;
             let at = table.spares.iter().rposition(fits);
-            at.map(|at| table.spares.remove(at))
+            at.map(|at| table.spares.swap_remove(at))
         };
         match spare {
-            Some(spare) => Ok((spare, true)),
-            None => Ok((self.grant(length).await?, false)),
+            Some(spare) => Ok(spare),
+            None => self.grant(length).await,
         }
     }
 
@@ -215,14 +213,14 @@ impl Unanswered {
     }
 
     /// The request was answered: granted, and the hold stays in the table. `None`: it was undone meanwhile.
-    pub(crate) fn granted(mut self, held: Held) -> Option<()> {
+    pub(crate) fn granted(mut self, lease: Lease, held: Held) -> Option<()> {
         let key = self.key.take()?;
         let mut table = self.inner.table();
         let hold = table
             .holds
             .get_mut(&key)
             .filter(|hold| hold.lease.id == self.lease)?;
-        hold.held = Some(held);
+        (hold.lease, hold.held) = (lease, Some(held));
         drop(table);
         self.inner.earlier.notify_one();
         Some(())
@@ -280,10 +278,8 @@ impl Drop for Unanswered {
     }
 }
 
-/// Leases that are kept for later requests.
-const SPARES: usize = 64;
-/// A spare lease with less left may be over before its keep-alive arrives.
-const SOON: Duration = Duration::from_millis(200);
+/// Leases that are kept for later requests: more locks than most clients hold at a time.
+const SPARES: usize = 1024;
 /// How long the end of a lease may take before it is tried on another connection.
 const ANSWER: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_millis(50);

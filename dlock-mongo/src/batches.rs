@@ -11,7 +11,7 @@ use crate::{
     sending::RequestPermits,
 };
 use dlock_core::{
-    FencingToken, LockName,
+    FencingToken, Instant, LockName,
     driver::{
         Acquire, Result,
         kit::{Batch, BatchPolicy, Class, Freed, Stored},
@@ -46,6 +46,10 @@ impl Batch for Takes {
         first.lease.length() == other.lease.length() && first.info == other.info
     }
 
+    fn give_up(req: &Acquire) -> Option<Instant> {
+        Some(req.give_up)
+    }
+
     async fn send_one(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let connection = &self.0.connection;
         let permits = connection.reserve(Class::Acquire).await?;
@@ -63,31 +67,23 @@ impl Batch for Takes {
     async fn send(&self, asked: &[Acquire]) -> Result<Vec<Option<Result<Option<FencingToken>>>>> {
         let connection = &self.0.connection;
         let permits = connection.reserve(Class::Acquire).await?;
-        // One without time left would make all the others late.
-        let now = connection.now();
-        let in_time = |req: &&Acquire| req.give_up > now;
-        let due: Vec<_> = asked.iter().filter(in_time).collect();
-        let Some(give_up) = due.iter().map(|req| req.give_up).min() else {
-            return Err(error::unsent());
-        };
+        let give_up = asked.iter().map(|req| req.give_up).min();
+        let give_up = give_up.ok_or_else(error::unsent)?;
         let last = connection.not_after(give_up).await?;
         let mark = random()?;
-        let take = commands::take_all(connection.collection(), &due, last, mark);
-        let names = due.iter().map(|req| &req.name);
+        let take = commands::take_all(connection.collection(), asked, last, mark);
+        let names = asked.iter().map(|req| &req.name);
         let found = self.0.told(&permits, take, names, None).await?.found;
         let taken = |req: &Acquire| {
-            if !in_time(&req) {
-                return Err(error::unsent());
-            }
             let seen = found.get(&req.name).filter(|seen| seen.mark == Some(mark));
-            Ok(match seen.map(|seen| &seen.stored) {
+            Some(Ok(match seen.map(|seen| &seen.stored) {
                 Some(Stored::Record(record)) if record.holds.end_of(req.hold).is_some() => {
                     Some(FencingToken(record.token))
                 }
                 _ => None,
-            })
+            }))
         };
-        Ok(asked.iter().map(|req| Some(taken(req))).collect())
+        Ok(asked.iter().map(taken).collect())
     }
 }
 
@@ -206,6 +202,7 @@ pub(crate) fn policy(kind: Kind) -> BatchPolicy {
         alone: if kind == Kind::Routed { usize::MAX } else { 2 },
         in_flight: 2,
         most: 128,
+        least: Duration::ZERO,
         waiting: 4_096,
         untaken: Duration::from_millis(500),
         unanswered: Duration::from_secs(20),

@@ -66,12 +66,7 @@ pub(crate) fn take(collection: &str, req: &Acquire, last: DateTime) -> Document 
 /// Several [`take`]s in one command, all with the lease and the note of the first. The server judges each
 /// document by itself, and answers how many it took; their documents carry its mark. It makes one plan and one
 /// journal flush for all of them.
-pub(crate) fn take_all(
-    collection: &str,
-    batch: &[&Acquire],
-    last: DateTime,
-    mark: i64,
-) -> Document {
+pub(crate) fn take_all(collection: &str, batch: &[Acquire], last: DateTime, mark: i64) -> Document {
     let first = batch.first();
     let note = first.map_or_else(String::new, |req| req.info.to_string());
     let names: Vec<_> = batch.iter().map(|req| req.name.as_str()).collect();

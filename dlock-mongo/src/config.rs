@@ -1,6 +1,5 @@
 //! Configuration: the settings of the driver, and the checks that refuse a URL that would weaken a lock.
 
-use crate::error;
 use dlock_core::driver::{
     DriverError, Result,
     kit::{split_settings, unknown_setting},
@@ -83,13 +82,13 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
     pub fn with_database(mut self, name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         if ["admin", "config", "local"].contains(&&*name) {
-            return Err(error::misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "the database {name:?} is the server's own: name another in dlock.database"
             )));
         }
         let legal = |c: char| !c.is_control() && !"/\\. \"$*<>:|?".contains(c);
         if !(1..=63).contains(&name.len()) || !name.chars().all(legal) {
-            return Err(error::misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "a database name has 1 to 63 bytes without blanks or any of /\\.\"$*<>:|?, not {name:?}"
             )));
         }
@@ -135,7 +134,7 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
             || dots
             || name.starts_with("system.")
         {
-            return Err(error::misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "a collection name has 1 to 120 bytes without $ and control characters and does not begin with \"system.\", not {name:?}"
             )));
         }
@@ -193,7 +192,7 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
     fn of(mut server: ConnectionString) -> Result<Self> {
         refuse_weaker(&server)?;
         if let Some(few @ ..FEWEST) = server.max_pool_size {
-            return Err(error::misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "the MongoDB URL says maxPoolSize={few}, and dlock needs {FEWEST}: a change stream holds one or two, and renewals must not wait for acquires"
             )));
         }
@@ -232,7 +231,7 @@ const KNOWN: [&str; 2] = ["dlock.collection", "dlock.database"];
 /// URL instead of overruling it in silence.
 fn refuse_weaker(server: &ConnectionString) -> Result<()> {
     let weaker = |what: &str| {
-        Err(error::misuse(format!(
+        Err(DriverError::misuse(format!(
             "the MongoDB URL asks for {what}, which could give a lock twice after a failover; dlock writes with w=majority and journal and reads from the primary: leave it out"
         )))
     };
@@ -276,7 +275,7 @@ impl FromStr for MongoConfig {
 
     fn from_str(url: &str) -> Result<Self> {
         if url.contains('#') {
-            return Err(error::misuse(
+            return Err(DriverError::misuse(
                 "a # in a MongoDB URL is written as %23".to_owned(),
             ));
         }
@@ -318,7 +317,7 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
         (false, Some(word)) => format!("look at its {word}"),
         (false, None) => "see the native client's documentation of connection strings".to_owned(),
     };
-    error::misuse(format!("the MongoDB URL cannot be read: {advice}"))
+    DriverError::misuse(format!("the MongoDB URL cannot be read: {advice}"))
 }
 
 impl fmt::Debug for MongoConfig {

@@ -17,7 +17,7 @@ use crate::{
 use dlock_core::{
     Clock, Instant,
     driver::{
-        Result,
+        DriverError, Result,
         kit::{Class, ServerClock, StoreTime},
     },
 };
@@ -265,7 +265,7 @@ impl Connection {
     /// not read are not checked.
     async fn refuse_unfit(&self) -> Result<()> {
         let unfit = |why: &str| {
-            Err(error::misuse(format!(
+            Err(DriverError::misuse(format!(
                 "the collection {:?} {why}: drop it, or name another in dlock.collection",
                 self.collection
             )))
@@ -321,7 +321,7 @@ impl Connection {
             .ok()
             .and_then(|key| key.keys().next());
         match by {
-            Some(field) if field != "_id" => Err(error::misuse(format!(
+            Some(field) if field != "_id" => Err(DriverError::misuse(format!(
                 "the collection {:?} is sharded by {field}, which cannot keep a name unique: shard it by _id or not at all",
                 self.collection
             ))),

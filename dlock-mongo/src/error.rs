@@ -272,13 +272,9 @@ pub(crate) fn crowded(most: usize) -> DriverError {
 
 /// A break found a document that dlock did not write.
 pub(crate) fn foreign() -> DriverError {
-    misuse(
+    DriverError::misuse(
         "the document of that name is not one of dlock's, and was left as it is: remove it, or name another collection in dlock.collection",
     )
-}
-
-pub(crate) fn misuse(why: impl Into<String>) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, why.into())
 }
 
 pub(crate) fn unsupported(why: impl Into<String>) -> DriverError {

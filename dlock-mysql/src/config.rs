@@ -213,8 +213,8 @@ impl MysqlConfig {
         let database = self.table.name.schema();
         match database.or(self.server.get_database()) {
             Some(database) => Ok((database, self.table.name.name())),
-            None => Err(error::misuse(
-                "the MySQL URL names no database: write mysql://user@host/database, or dlock.table=database.table".to_owned(),
+            None => Err(DriverError::misuse(
+                "the MySQL URL names no database: write mysql://user@host/database, or dlock.table=database.table",
             )),
         }
     }
@@ -302,7 +302,7 @@ impl FromStr for MysqlConfig {
     fn from_str(url: &str) -> Result<Self> {
         // The error shows no part of the URL: it may hold a misplaced password.
         let form =
-            || error::misuse("a MySQL URL is mysql://user:password@host:port/database".to_owned());
+            || DriverError::misuse("a MySQL URL is mysql://user:password@host:port/database");
         let (native, settings) = split_url("MySQL", url, &KNOWN)?;
         let url = Url::parse(&native).map_err(|cause| form().with_source(cause))?;
         if !matches!(url.scheme(), "mysql" | "mariadb") || url.cannot_be_a_base() {

@@ -188,10 +188,6 @@ pub(crate) fn unsupported(message: String) -> DriverError {
     DriverError::new(ErrorKind::Unsupported, message)
 }
 
-pub(crate) fn misuse(message: String) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
-}
-
 fn classify(cause: &sqlx::Error) -> &'static Class {
     match cause {
         sqlx::Error::Database(_) => number(cause).map_or(&OTHER, by_number),

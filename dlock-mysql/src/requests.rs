@@ -2,7 +2,7 @@
 
 use crate::table::LockTable;
 use dlock_core::{
-    FencingToken, LockName,
+    FencingToken, Instant, LockName,
     driver::{
         Acquire, Release, Result,
         kit::{Batch, Freed},
@@ -25,23 +25,17 @@ impl Batch for Takes {
         first.lease.length() == other.lease.length() && first.info == other.info
     }
 
+    fn give_up(request: &Acquire) -> Option<Instant> {
+        Some(request.give_up)
+    }
+
     async fn send_one(&self, request: &Acquire) -> Result<Option<FencingToken>> {
         self.0.take(request).await
     }
 
     async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Option<FencingToken>>>>> {
-        // One without time left would make all the others late.
-        let now = self.0.now();
-        let in_time = |req: &&Acquire| req.give_up > now;
-        let asked: Vec<_> = batch.iter().filter(in_time).cloned().collect();
-        let mut taken = Vec::new().into_iter();
-        if !asked.is_empty() {
-            taken = self.0.take_all(&asked).await?.into_iter();
-        }
-        let each = batch.iter();
-        Ok(each
-            .map(|req| in_time(&req).then(|| taken.next()).flatten().map(Ok))
-            .collect())
+        let taken = self.0.take_all(batch).await?.into_iter();
+        Ok(taken.map(|taken| Some(Ok(taken))).collect())
     }
 }
 

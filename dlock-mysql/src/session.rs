@@ -187,13 +187,13 @@ pub(crate) async fn check_table(
             "dlock's table {} is not there, or its user may not see it: {REMEDY}",
             config.table()
         );
-        return Err(error::misuse(message));
+        return Err(DriverError::misuse(message));
     }
     let differs = difference(&found);
     if differs.is_empty() {
         return Ok(());
     }
-    Err(error::misuse(format!(
+    Err(DriverError::misuse(format!(
         "the table {} is not dlock's, or an older dlock's, and was left as it is: {}. Name another one with dlock.table, or drop it while it is unused",
         config.table(),
         differs.join("; ")

@@ -165,6 +165,7 @@ const POLICY: BatchPolicy = BatchPolicy {
     alone: 1,
     in_flight: 1,
     most: GATHERED,
+    least: Duration::ZERO,
     waiting: 1_024,
     untaken: Duration::from_millis(500),
     unanswered: Duration::from_secs(20),

@@ -1,12 +1,13 @@
 //! Checks of the server: settings that may void a lock, with their remedies; and dead rows, also later.
 
-use crate::{commands, connection::Answer, store::unreadable};
+use crate::{
+    commands::{self, NOW},
+    connection::now,
+    store::unreadable,
+};
 use dlock_core::driver::{Finding, Result, kit::log_findings};
 use sqlx::{Row, postgres::PgRow};
-use std::{
-    sync::atomic::{AtomicI64, Ordering},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may
 /// not see counts as asynchronous where no standby is waited for.
@@ -19,26 +20,19 @@ pub(crate) fn settings(table: &str) -> String {
          AND (sync_state IN ('async', 'potential') OR current_setting('synchronous_commit') IN ('off', 'local') \
          OR sync_state IS NULL AND current_setting('synchronous_standby_names') = '')) AS asynchronous, \
          {} AS dead, (SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::bigint FROM pg_stat_activity \
-         WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()) AS oldest",
+         WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()) AS oldest, {NOW} AS now",
         commands::literal(table),
         commands::dead(table)
     )
 }
 
-/// What the answer means for a lock.
-pub(crate) fn findings(table: &str, dead: &Dead, answer: &Answer) -> Result<Vec<Finding>> {
-    let row = answer.rows.first().map(Settings::read);
-    let mut found = match row {
-        Some(Ok(settings)) => {
-            let mut found = settings.findings(table);
-            found.extend(many_dead(table, settings.dead));
-            dead.tell(settings.dead);
-            found
-        }
-        Some(Err(cause)) => return Err(unreadable(cause)),
-        None => Vec::new(),
-    };
-    found.push(Finding::clocks(Duration::from_micros(answer.now)));
+/// What the row means for a lock.
+pub(crate) fn findings(table: &str, dead: &Dead, row: &PgRow) -> Result<Vec<Finding>> {
+    let settings = Settings::read(row).map_err(unreadable)?;
+    let mut found = settings.findings(table);
+    found.extend(many_dead(table, settings.dead));
+    dead.tell(settings.dead);
+    found.push(Finding::clocks(now(row).map_err(unreadable)?));
     Ok(found)
 }
 
@@ -57,7 +51,7 @@ struct Settings {
 }
 
 impl Settings {
-    fn read(row: &PgRow) -> std::result::Result<Self, sqlx::Error> {
+    fn read(row: &PgRow) -> sqlx::Result<Self> {
         Ok(Self {
             fsync: row.try_get("fsync")?,
             full_page_writes: row.try_get("full_page_writes")?,

@@ -31,9 +31,11 @@ use std::{
 
 /// Microseconds since 1970. The operator is named in full: any role that may create in a schema of the search path
 /// could define one for these types, and `pg_catalog` has none that fits them exactly.
-const NOW: &str = "(extract(epoch FROM clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint";
+pub(crate) const NOW: &str =
+    "(extract(epoch FROM clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint";
 
-/// The server's time when the message arrived, before the snapshot that a read sees, and now.
+/// A last row for a reading: the server's time when the message arrived, before the snapshot that the reading sees, and
+/// now.
 const TIME: &str = "SELECT (extract(epoch FROM statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint AS begun, \
     (extract(epoch FROM clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::bigint AS now";
 
@@ -47,14 +49,14 @@ fn sound(row: &str) -> String {
     )
 }
 
-/// The message that brings its limits: what may take how long, the statements, and the server's time. READ COMMITTED
-/// judges a row again after a wait for it; another default of the server would refuse it. The statement's limit counts
-/// its waits for locks, too; `lock_ms`, the limit of a lock, also bounds a notifying commit, which waits for the one
-/// before it.
-pub(crate) fn framed(what: &str, lock_ms: u64, body: &str) -> String {
+/// The message that brings its limits: what may take how long, and the statements. READ COMMITTED judges a row again
+/// after a wait for it; another default of the server would refuse it. The statement's limit counts its waits for
+/// locks, too; the limit of a lock also bounds a notifying commit, which waits for the one before it.
+pub(crate) fn framed(what: &str, body: &str, values: &Values) -> String {
     format!(
         "/* dlock {what} */ SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {RUN_MS}; \
-         SET LOCAL lock_timeout = {lock_ms}; {body}; {TIME}"
+         SET LOCAL lock_timeout = {}; {body}",
+        values.lock_ms
     )
 }
 
@@ -62,17 +64,16 @@ pub(crate) fn framed(what: &str, lock_ms: u64, body: &str) -> String {
 /// known. A statement is prepared even if the message fails later, and its name says its text.
 pub(crate) fn short(
     what: &str,
-    lock_ms: u64,
     body: &str,
     values: &Values,
     prepared: &mut Option<HashSet<u64>>,
 ) -> String {
     let mut sql = format!("/* dlock {what} */ ");
-    if lock_ms < RUN_MS {
-        sql += &format!("SET LOCAL lock_timeout = {lock_ms}; ");
+    if values.lock_ms < RUN_MS {
+        sql += &format!("SET LOCAL lock_timeout = {}; ", values.lock_ms);
     }
     let prepared = prepared.get_or_insert_with(|| {
-        sql += &format!("DEALLOCATE ALL; PREPARE dlock_time AS {TIME}; ");
+        sql += "DEALLOCATE ALL; ";
         HashSet::new()
     });
     match values.later.as_deref() {
@@ -85,20 +86,25 @@ pub(crate) fn short(
             sql += &format!("EXECUTE dlock_{hash:016x}({})", values.join(", "));
         }
     }
-    sql + "; EXECUTE dlock_time"
+    sql
 }
 
 /// Collects the values of a statement: literals in its text, or the arguments of one that is prepared.
 pub(crate) struct Values {
     /// The server's time after which the statement does nothing.
-    pub(crate) last: u64,
+    last: u64,
+    /// The limit of a wait for a lock, in milliseconds.
+    lock_ms: u64,
     later: Option<Vec<String>>,
 }
 
 impl Values {
-    pub(crate) fn new(last: u64, are_arguments: bool) -> Self {
-        let later = are_arguments.then(Vec::new);
-        Self { last, later }
+    pub(crate) fn new(last: u64, lock_ms: u64, are_arguments: bool) -> Self {
+        Self {
+            last,
+            lock_ms,
+            later: are_arguments.then(Vec::new),
+        }
     }
 
     fn add(&mut self, literal: String, kind: &str) -> String {
@@ -153,10 +159,14 @@ impl Values {
 /// How long one statement may take, its waits for locks included, in milliseconds.
 pub(crate) const RUN_MS: u64 = 1000;
 
-/// Whether the server can be written, and whether the connection is to the server itself.
+/// Longer than most transactions of other clients have a row locked.
+const MOMENT_MS: u64 = 20;
+
+/// Whether the server can be written, whether the connection is to the server itself, and its time.
 pub(crate) fn greeting() -> String {
     format!(
-        "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS standby, {IS_DIRECT} AS direct"
+        "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS standby, {IS_DIRECT} AS direct, \
+         {NOW} AS now"
     )
 }
 
@@ -214,17 +224,17 @@ fn shown() -> String {
     )
 }
 
-/// The rows of these names; of names without a row nothing.
+/// The rows of these names, and the time; of names without a row nothing.
 pub(crate) fn read(table: &str, names: &[LockName]) -> String {
     let names: Vec<_> = names.iter().map(name_bytes).collect();
     format!(
-        "SELECT {} FROM {table} WHERE name IN ({})",
+        "SELECT {} FROM {table} WHERE name IN ({}); {TIME}",
         shown(),
         names.join(", ")
     )
 }
 
-/// A page of names. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte
+/// A page of names, and the time. Names are compared by bytes, and no byte of UTF-8 is 255, so the end of a prefix is its last byte
 /// and one.
 pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> String {
     let mut end = prefix.as_bytes().to_vec();
@@ -233,7 +243,7 @@ pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> Str
         .map(|last| *last += 1)
         .map(|()| format!("AND name < {}", bytes(&end)));
     format!(
-        "SELECT {} FROM {table} WHERE name > {} AND name >= {} {} ORDER BY name LIMIT {limit}",
+        "SELECT {} FROM {table} WHERE name > {} AND name >= {} {} ORDER BY name LIMIT {limit}; {TIME}",
         shown(),
         bytes(after),
         bytes(prefix.as_bytes()),
@@ -307,93 +317,120 @@ fn row(record: &Record, values: &mut Values) -> String {
 }
 
 /// Takes locks that are available, each by its row and in the order of their names, so that two batches cannot
-/// deadlock: their names and tokens come back. The condition is judged when the row is locked, and the end is counted
-/// from then. A new row's version is the time, so that it is greater than that of a row that was forgotten. All
-/// requests have the same holder info.
+/// deadlock: their names and tokens come back, with the time. The condition is judged when the row is locked, and the
+/// end is counted from then. One that is seen to be held is not locked, so a refusal writes nothing and delays no other
+/// request. A new row's version is the time, so that it is greater than that of a row that was
+/// forgotten. All requests have the same holder info, and all have a next ticket that is to be marked, or none.
 pub(crate) fn take(table: &str, batch: &[Acquire], marks: bool, values: &mut Values) -> String {
-    let mark = |req: &Acquire| match marks && req.next_ticket.is_some() {
-        true => span(WAITERS_MARK),
-        false => 0,
+    let asked = batch.iter().map(|req| {
+        let lease = span(req.lease.length());
+        (&req.name, req.owner, req.hold, lease)
+    });
+    let asked = asked_for(asked, values);
+    let mark = match batch.first().and_then(|req| req.next_ticket) {
+        Some(_) if marks => span(WAITERS_MARK),
+        _ => 0,
     };
-    let each = batch.iter();
-    let asked = [
-        values.names(each.clone().map(|req| &req.name)),
-        values.array(each.clone().map(|req| req.owner.expose()), "uuid[]"),
-        values.array(each.clone().map(|req| req.hold), "text[]"),
-        values.array(each.clone().map(|req| span(req.lease.length())), "bigint[]"),
-        values.array(each.map(mark), "bigint[]"),
-    ];
+    let mark = values.number(mark);
     let note = batch.first().map(|req| req.info.to_string());
     let note = values.text(&note.unwrap_or_default());
-    let (asked, last) = (asked.join(", "), values.last());
+    let last = values.last();
     let first = one("a.hold", "n.now + a.lease");
     let lease = "excluded.expires - excluded.began";
     let again = one("left(excluded.holds, 16)", &format!("n.now + {lease}"));
     format!(
-        "INSERT INTO {table} AS l ({COLUMNS}) SELECT decode(a.name, 'hex'), a.owner, n.now, {first}, n.now + a.lease, 0, n.now, \
-         CASE a.mark WHEN 0 THEN 0 ELSE n.now + a.mark END, {note}, n.now \
-         FROM (SELECT {NOW} AS now OFFSET 0) n, unnest({asked}) a (name, owner, hold, lease, mark) WHERE n.now <= {last} ORDER BY a.name \
+        "INSERT INTO {table} AS l ({COLUMNS}) SELECT a.name, a.owner, n.now, {first}, n.now + a.lease, 0, n.now, \
+         CASE {mark} WHEN 0 THEN 0 ELSE n.now + {mark} END, {note}, n.now \
+         FROM (SELECT {NOW} AS now OFFSET 0) n, {asked} WHERE n.now <= {last} \
+         AND coalesce((SELECT h.expires FROM {table} h WHERE h.name = a.name), 0) <= n.now ORDER BY a.name \
          ON CONFLICT (name) DO UPDATE SET (owner, token, holds, expires, keep_until, began, waiters, note, version) = \
          (SELECT excluded.owner, greatest(l.token + 1, n.now), {again}, n.now + {lease}, 0, n.now, \
          greatest(l.waiters, excluded.waiters), excluded.note, l.version + 1 \
          FROM (SELECT {NOW} + 0 * l.version AS now OFFSET 0) n) \
-         WHERE l.expires <= {NOW} AND left(right(l.holds, 32), 16) <> 'ffffffffffffffff' AND {NOW} <= {last} AND l.token < {MAX} AND {} RETURNING encode(name, 'hex') AS name, token",
+         WHERE l.expires <= {NOW} AND left(right(l.holds, 32), 16) <> 'ffffffffffffffff' AND {NOW} <= {last} AND l.token < {MAX} AND {} \
+         RETURNING encode(name, 'hex') AS name, token, {NOW} AS now",
         sound("l.")
     )
 }
 
-/// Ends the only hold if no minimum hold keeps the lock: a row comes back. Never late.
-pub(crate) fn free(table: &str, req: &Release, hold: HoldId, values: &mut Values) -> String {
+/// Ends holds that are the only one, if no minimum hold keeps the lock: the names of those come back. Never late. One
+/// row is waited for; of several, locked ones are left out.
+pub(crate) fn free(table: &str, batch: &[(Release, HoldId)], values: &mut Values) -> String {
+    let asked = batch
+        .iter()
+        .map(|(req, hold)| (&req.name, req.owner, *hold, 0));
+    let [with, from, is_sole] = rows_of(table, asked_for(asked, values), batch.len() > 1);
     format!(
-        "UPDATE {table} SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 \
-         WHERE name = {} AND owner = {} AND holds = {} AND expires > {NOW} AND keep_until <= {NOW} RETURNING waiters > {NOW} AS waited",
-        values.name(&req.name),
-        values.owner(Some(&req.owner)),
-        one(&values.digits(hold), "expires")
+        "{with}UPDATE {table} l SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 FROM {from} \
+         WHERE {is_sole} AND keep_until <= {NOW} RETURNING encode(l.name, 'hex') AS name, waiters > {NOW} AS waited"
     )
 }
 
-/// The same for several locks; the names of those that were released come back.
-pub(crate) fn free_all(table: &str, batch: &[(&Release, HoldId)], values: &mut Values) -> String {
-    let sole = |(req, hold): &(&Release, _)| (req.name.clone(), req.owner, *hold, 0);
-    let sole = soles(table, batch.iter().map(sole).collect(), values);
+/// Renews sole holds; a row comes back for each. `skips`: those whose rows are locked are left out. Otherwise they are
+/// waited for, for a moment: that takes a third less time, and rows are seldom locked.
+pub(crate) fn extend(
+    table: &str,
+    batch: &[(&Renew, Duration)],
+    skips: bool,
+    values: &mut Values,
+) -> String {
+    if !skips {
+        values.lock_ms = values.lock_ms.min(MOMENT_MS);
+    }
+    let asked = batch.iter();
+    let asked = asked.map(|(entry, lease)| (&entry.name, entry.owner, entry.hold, span(*lease)));
+    let asked = asked_for(asked, values);
+    let asked = format!("(SELECT a.*, {NOW} + lease AS until FROM {asked} OFFSET 0) a");
+    let [with, from, is_sole] = rows_of(table, asked, skips);
+    let until = "greatest(l.expires, a.until)";
     format!(
-        "{sole} UPDATE {table} l SET owner = NULL, holds = '', expires = 0, keep_until = 0, note = '', version = version + 1 FROM mine \
-         WHERE l.name = mine.name AND expires > {NOW} AND keep_until <= {NOW} \
-         RETURNING encode(l.name, 'hex') AS name, waiters > {NOW} AS waited"
+        "{with}UPDATE {table} l SET expires = {until}, holds = {}, version = version + 1 FROM {from} WHERE {is_sole} AND {NOW} <= {} \
+         RETURNING encode(l.name, 'hex') AS name, l.expires - {NOW} AS rest",
+        one("a.hold", until),
+        values.last()
     )
 }
 
-/// Renews sole holds; a row comes back for each.
-pub(crate) fn extend(table: &str, batch: &[(&Renew, Duration)], values: &mut Values) -> String {
-    let sole =
-        |(entry, lease): &(&Renew, _)| (entry.name.clone(), entry.owner, entry.hold, span(*lease));
-    let sole = soles(table, batch.iter().map(sole).collect(), values);
-    let last = values.last();
-    format!(
-        "{sole} UPDATE {table} l SET (expires, holds, version) = (SELECT n.until, left(l.holds, 16) || lpad(to_hex(n.until), 16, '0'), \
-         l.version + 1 FROM (SELECT greatest(l.expires, {NOW} + mine.lease) AS until OFFSET 0) n) \
-         FROM mine WHERE l.name = mine.name AND l.expires > {NOW} AND {NOW} <= {last} \
-         RETURNING encode(l.name, 'hex') AS name, l.expires - {NOW} AS rest"
-    )
+/// The requests of a batch as rows of `a`: names, owners, holds, leases.
+fn asked_for<'a>(
+    asked: impl ExactSizeIterator<Item = (&'a LockName, Owner, HoldId, u64)> + Clone,
+    values: &mut Values,
+) -> String {
+    let rows = match (asked.len(), asked.clone().next()) {
+        (1, Some((name, owner, hold, lease))) => format!(
+            "SELECT {}, {}, {}, {}",
+            values.name(name),
+            values.owner(Some(&owner)),
+            values.digits(hold),
+            values.number(lease)
+        ),
+        _ => format!(
+            "SELECT decode(name, 'hex'), owner, hold, lease FROM unnest({}, {}, {}, {}) a (name, owner, hold, lease)",
+            values.names(asked.clone().map(|(name, ..)| name)),
+            values.array(asked.clone().map(|(_, owner, ..)| owner.expose()), "uuid[]"),
+            values.array(asked.clone().map(|(_, _, hold, _)| hold), "text[]"),
+            values.array(asked.map(|(.., lease)| lease), "bigint[]")
+        ),
+    };
+    format!("({rows}) a (name, owner, hold, lease)")
 }
 
-/// Locks the rows of these sole holds, as `mine`. A row that another transaction has locked is left out, so no request
-/// waits for another lock's row, and two batches cannot deadlock.
-fn soles(table: &str, holds: Vec<(LockName, Owner, HoldId, u64)>, values: &mut Values) -> String {
-    let each = holds.iter();
-    let asked = [
-        values.names(each.clone().map(|(name, ..)| name)),
-        values.array(each.clone().map(|(_, owner, ..)| owner.expose()), "uuid[]"),
-        values.array(each.clone().map(|(_, _, hold, _)| *hold), "text[]"),
-        values.array(each.map(|(.., lease)| *lease), "bigint[]"),
-    ];
-    format!(
-        "WITH mine AS (SELECT l.name, a.lease FROM unnest({}) a (name, owner, hold, lease) JOIN {table} l ON l.name = decode(a.name, 'hex') \
-         WHERE l.owner = a.owner AND l.holds = a.hold || lpad(to_hex(l.expires), 16, '0') AND l.expires > {NOW} \
-         FOR UPDATE OF l SKIP LOCKED)",
-        asked.join(", ")
-    )
+/// The beginning, the source and the condition of an update of sole holds that live. `skips`: their rows are locked
+/// first, and one that another transaction has locked is left out, so no request waits for another lock's row, and two
+/// batches cannot deadlock.
+fn rows_of(table: &str, asked: String, skips: bool) -> [String; 3] {
+    let is_sole = format!(
+        "l.name = a.name AND l.owner = a.owner AND l.holds = {} AND l.expires > {NOW}",
+        one("a.hold", "l.expires")
+    );
+    if !skips {
+        return [String::new(), asked, is_sole];
+    }
+    let with = format!(
+        "WITH a AS (SELECT a.* FROM {asked} JOIN {table} l ON {is_sole} FOR UPDATE OF l SKIP LOCKED) "
+    );
+    let is_locked = format!("l.name = a.name AND l.expires > {NOW}");
+    [with, "a".to_owned(), is_locked]
 }
 
 /// The bytes of a row's name, and its record.

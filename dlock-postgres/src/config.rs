@@ -1,12 +1,9 @@
 //! Configuration: the server, the table, and how to use them.
 
 use crate::commands;
-use dlock_core::{
-    ErrorKind,
-    driver::{
-        DriverError, Result,
-        kit::{TableName, TableSettings, split_url},
-    },
+use dlock_core::driver::{
+    DriverError, Result,
+    kit::{TableName, TableSettings, split_url},
 };
 use percent_encoding::percent_decode_str;
 use sqlx::{
@@ -118,11 +115,15 @@ impl PostgresConfig {
             "sslkey" => self.options.ssl_client_key(path),
             "application_name" => self.options.application_name(value),
             _ => self.options.ssl_mode(value.parse().map_err(|_| {
-                misuse("sslmode must be disable, allow, prefer, require or verify-full")
+                DriverError::misuse(
+                    "sslmode must be disable, allow, prefer, require or verify-full",
+                )
             })?),
         };
         if !cfg!(feature = "tls") && !matches!(self.options.get_ssl_mode(), PgSslMode::Disable) {
-            return Err(misuse("TLS needs the feature `tls` of dlock-postgres"));
+            return Err(DriverError::misuse(
+                "TLS needs the feature `tls` of dlock-postgres",
+            ));
         }
         Ok(self)
     }
@@ -130,7 +131,7 @@ impl PostgresConfig {
     /// Refuses what sqlx ends the program for where the process has several TLS providers, or none that is its own.
     pub(crate) fn check(&self) -> Result<()> {
         match self.options.get_ssl_mode() {
-            PgSslMode::VerifyCa => Err(misuse(
+            PgSslMode::VerifyCa => Err(DriverError::misuse(
                 "sslmode=verify-ca is not offered: use verify-full, which verifies the host's name, too",
             )),
             _ => Ok(()),
@@ -154,15 +155,15 @@ impl FromStr for PostgresConfig {
     fn from_str(url: &str) -> Result<Self> {
         let (native, settings) = split_url("PostgreSQL", url, &KNOWN)?;
         let url = Url::parse(&native)
-            .map_err(|error| misuse(format!("the URL cannot be read: {error}")))?;
+            .map_err(|error| DriverError::misuse(format!("the URL cannot be read: {error}")))?;
         if !matches!(url.scheme(), "postgres" | "postgresql") {
-            return Err(misuse(
+            return Err(DriverError::misuse(
                 "the URL must begin with postgres:// or postgresql://",
             ));
         }
         for (variable, key) in ENVIRONMENT {
             if env::var_os(variable).is_some() && !url.query_pairs().any(|(set, _)| set == key) {
-                return Err(misuse(format!(
+                return Err(DriverError::misuse(format!(
                     "the environment has {variable}, which would change the connection: unset it"
                 )));
             }
@@ -175,7 +176,9 @@ impl FromStr for PostgresConfig {
             decoded(url.path().trim_start_matches('/'))?,
         );
         if host.is_empty() || user.is_empty() || database.is_empty() {
-            return Err(misuse("the URL must name a host, a user and a database"));
+            return Err(DriverError::misuse(
+                "the URL must name a host, a user and a database",
+            ));
         }
         let is_near = host == "localhost"
             || host.starts_with('/')
@@ -231,10 +234,6 @@ impl fmt::Debug for PostgresConfig {
 fn decoded(text: &str) -> Result<String> {
     let decoded = percent_decode_str(text).decode_utf8();
     Ok(decoded
-        .map_err(|_| misuse("a part of the URL is not UTF-8"))?
+        .map_err(|_| DriverError::misuse("a part of the URL is not UTF-8"))?
         .into_owned())
-}
-
-pub(crate) fn misuse(message: impl Into<String>) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message.into())
 }

@@ -38,15 +38,6 @@ pub(crate) struct Session {
     prepared: Option<HashSet<u64>>,
 }
 
-/// The rows of an answer, and the server's time.
-pub(crate) struct Answer {
-    pub(crate) rows: Vec<PgRow>,
-    /// When the server got the request.
-    pub(crate) begun: u64,
-    /// When it was about to answer.
-    pub(crate) now: u64,
-}
-
 impl Dialer {
     pub(crate) fn new(options: PgConnectOptions) -> Self {
         let options = options.extra_float_digits(None);
@@ -89,20 +80,19 @@ impl kit::Dialer for Dialer {
             prepared: None,
         };
         let greeting = session.greet().await.map_err(unreached)?;
-        let told = |column| greeting.rows.first().map(|row| row.try_get(column));
-        session.is_direct = matches!(told("direct"), Some(Ok(true)));
+        let told = |column| greeting.try_get(column);
+        session.is_direct = matches!(told("direct"), Ok(true));
         self.direct.store(session.is_direct, Ordering::Relaxed);
-        if !matches!(told("standby"), Some(Ok(false))) {
+        if !matches!(told("standby"), Ok(false)) {
             let refused = "the server is a standby or read-only: connect to the primary";
             return Err(DriverError::unavailable(refused));
         }
-        let time = Duration::from_micros(greeting.now);
+        let time = now(&greeting).map_err(unreached)?;
         Ok(Dialed { session, time })
     }
 
     async fn time(&self, session: &mut Session) -> sqlx::Result<Duration> {
-        let greeting = session.greet().await?;
-        Ok(Duration::from_micros(greeting.now))
+        now(&session.greet().await?)
     }
 
     fn failure(&self, error: sqlx::Error, _ended: bool) -> Failure<ConnectionOutcome> {
@@ -120,9 +110,9 @@ impl kit::Dialer for Dialer {
 }
 
 impl Session {
-    async fn greet(&mut self) -> sqlx::Result<Answer> {
-        self.ask("greeting", RUN_MS, 0, |_| commands::greeting())
-            .await
+    async fn greet(&mut self) -> sqlx::Result<PgRow> {
+        let greeting = self.ask("greeting", RUN_MS, 0, |_| commands::greeting());
+        greeting.await?.pop().ok_or(sqlx::Error::RowNotFound)
     }
 
     /// Sends statements in one message, as one transaction.
@@ -132,20 +122,22 @@ impl Session {
         lock_ms: u64,
         last: u64,
         body: impl FnOnce(&mut Values) -> String,
-    ) -> sqlx::Result<Answer> {
-        let mut values = Values::new(last, self.is_direct);
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let mut values = Values::new(last, lock_ms, self.is_direct);
         let body = body(&mut values);
         let sql = match self.is_direct {
-            true => commands::short(what, lock_ms, &body, &values, &mut self.prepared),
-            false => commands::framed(what, lock_ms, &body),
+            true => commands::short(what, &body, &values, &mut self.prepared),
+            false => commands::framed(what, &body, &values),
         };
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let answered = sql.fetch_all(&mut self.connection).await;
-        let mut rows = answered.inspect_err(|_| self.prepared = None)?;
-        let last = rows.pop().ok_or(sqlx::Error::RowNotFound)?;
-        let (begun, now) = (micros_of(&last, "begun")?, micros_of(&last, "now")?);
-        Ok(Answer { rows, begun, now })
+        answered.inspect_err(|_| self.prepared = None)
     }
+}
+
+/// The server's time in an answer.
+pub(crate) fn now(row: &PgRow) -> sqlx::Result<Duration> {
+    micros_of(row, "now").map(Duration::from_micros)
 }
 
 pub(crate) fn micros_of(row: &PgRow, column: &str) -> sqlx::Result<u64> {

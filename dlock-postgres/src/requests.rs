@@ -2,18 +2,18 @@
 
 use crate::{
     commands::{self, RUN_MS, Values},
-    connection::{Answer, Connections, micros_of},
+    connection::{Connections, micros_of, now},
     store::{ACQUIRE, RELEASE, unreadable},
 };
 use dlock_core::{
-    FencingToken, Holds, Instant, LockName,
+    FencingToken, HoldId, Instant, LockName,
     driver::{
         Acquire, Release, Result,
         kit::{Batch, Call, Class, Freed},
     },
 };
 use sqlx::{Row, postgres::PgRow};
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 /// The server, and the table there.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Server {
         what: &str,
         call: Call,
         body: impl FnOnce(&mut Values) -> String + Send,
-    ) -> Result<Answer> {
+    ) -> Result<Vec<PgRow>> {
         let mut lent = self.connections.lend(call).await?;
         let last = lent.not_after(call.give_up);
         // A batch of renewals is answered as a whole: a row that a stranger has locked must not take its time away from
@@ -46,7 +46,9 @@ impl Server {
         let asking = lent.session().ask(what, lock_ms, last, body);
         let answer = limit.of(asking).await;
         let answer = lent.heard(answer)?;
-        lent.told(Duration::from_micros(answer.now));
+        if let Some(Ok(now)) = answer.last().map(now) {
+            lent.told(now);
+        }
         Ok(answer)
     }
 }
@@ -67,36 +69,31 @@ impl Batch for Takes {
     }
 
     fn goes_with(first: &Acquire, other: &Acquire) -> bool {
-        first.info == other.info
+        let has_next = |req: &Acquire| req.next_ticket.is_some();
+        first.info == other.info && has_next(first) == has_next(other)
+    }
+
+    fn give_up(req: &Acquire) -> Option<Instant> {
+        Some(req.give_up)
     }
 
     async fn send_one(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        let taken = self.take(std::slice::from_ref(req), req.give_up).await?;
+        let taken = self.take(std::slice::from_ref(req)).await?;
         Ok(taken.into_values().next())
     }
 
     async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Option<FencingToken>>>>> {
-        // One with little time left would take it from the others: it goes alone.
-        let soon = self.server.connections.clock().now() + Duration::from_millis(2 * RUN_MS);
-        let in_time = |req: &&Acquire| req.give_up > soon;
-        let asked: Vec<_> = batch.iter().filter(in_time).cloned().collect();
-        let taken = match asked.iter().map(|req| req.give_up).min() {
-            Some(give_up) => self.take(&asked, give_up).await?,
-            None => HashMap::new(),
-        };
-        let token = |req: &Acquire| Ok(taken.get(req.name.as_str().as_bytes()).copied());
-        let each = batch.iter();
-        Ok(each.map(|req| in_time(&req).then(|| token(req))).collect())
+        let taken = self.take(batch).await?;
+        let token = |req: &Acquire| Some(Ok(taken.get(req.name.as_str().as_bytes()).copied()));
+        Ok(batch.iter().map(token).collect())
     }
 }
 
 impl Takes {
-    async fn take(
-        &self,
-        batch: &[Acquire],
-        give_up: Instant,
-    ) -> Result<HashMap<Vec<u8>, FencingToken>> {
+    async fn take(&self, batch: &[Acquire]) -> Result<HashMap<Vec<u8>, FencingToken>> {
         let class = Class::Work;
+        let give_up = batch.iter().map(|req| req.give_up).min();
+        let give_up = give_up.unwrap_or(Instant::FAR);
         let taking = self.server.ask(ACQUIRE, Call { class, give_up }, |values| {
             commands::take(&self.server.table, batch, self.marks, values)
         });
@@ -105,60 +102,51 @@ impl Takes {
     }
 }
 
-/// Releases of one hold.
+/// Releases of one hold each.
 pub(crate) struct Frees(pub(crate) Arc<Server>);
 
 impl Batch for Frees {
-    type Request = Release;
+    type Request = (Release, HoldId);
     type Answer = Freed;
 
-    fn name(request: &Release) -> &LockName {
-        &request.name
+    fn name((req, _): &(Release, HoldId)) -> &LockName {
+        &req.name
     }
 
-    async fn send_one(&self, req: &Release) -> Result<Freed> {
-        let Holds::One(hold) = req.holds else {
-            return Ok(Freed::Undecided);
-        };
-        let call = self.0.connections.default_call();
-        let freeing = self.0.ask(RELEASE, call, |values| {
-            commands::free(&self.0.table, req, hold, values)
-        });
-        let freed = freeing.await?.rows.first().map(freed).transpose();
-        let freed = freed.map_err(unreadable)?;
-        Ok(freed.unwrap_or(Freed::Undecided))
+    async fn send_one(&self, req: &(Release, HoldId)) -> Result<Freed> {
+        let freed = self.free(std::slice::from_ref(req)).await?;
+        Ok(freed.into_values().next().unwrap_or(Freed::Undecided))
     }
 
     /// A row that is locked, or not as expected, goes alone.
-    async fn send(&self, batch: &[Release]) -> Result<Vec<Option<Result<Freed>>>> {
-        let sole = batch.iter().filter_map(|req| match req.holds {
-            Holds::One(hold) => Some((req, hold)),
-            Holds::All => None,
-        });
-        let sole: Vec<_> = sole.collect();
+    async fn send(&self, batch: &[(Release, HoldId)]) -> Result<Vec<Option<Result<Freed>>>> {
+        let freed = self.free(batch).await?;
+        let freed = |(req, _): &(Release, _)| freed.get(req.name.as_str().as_bytes()).copied();
+        Ok(batch.iter().map(|req| freed(req).map(Ok)).collect())
+    }
+}
+
+impl Frees {
+    async fn free(&self, batch: &[(Release, HoldId)]) -> Result<HashMap<Vec<u8>, Freed>> {
         let call = self.0.connections.default_call();
         let freeing = self.0.ask(RELEASE, call, |values| {
-            commands::free_all(&self.0.table, &sole, values)
+            commands::free(&self.0.table, batch, values)
         });
-        let mut freed = by_name(&freeing.await?, freed)?;
-        let freed = |req: &Release| freed.remove(req.name.as_str().as_bytes()).map(Ok);
-        Ok(batch.iter().map(freed).collect())
+        by_name(&freeing.await?, |row| {
+            Ok(match row.try_get("waited")? {
+                false => Freed::Free,
+                true => Freed::WaitedFor,
+            })
+        })
     }
 }
 
 /// What the rows say, by the bytes of their names.
 pub(crate) fn by_name<T>(
-    answer: &Answer,
+    rows: &[PgRow],
     of: impl Fn(&PgRow) -> sqlx::Result<T>,
 ) -> Result<HashMap<Vec<u8>, T>> {
     let named = |row| Ok((commands::name_of(row)?, of(row)?));
-    let all: sqlx::Result<_> = answer.rows.iter().map(named).collect();
+    let all: sqlx::Result<_> = rows.iter().map(named).collect();
     all.map_err(unreadable)
-}
-
-fn freed(row: &PgRow) -> sqlx::Result<Freed> {
-    Ok(match row.try_get("waited")? {
-        false => Freed::Free,
-        true => Freed::WaitedFor,
-    })
 }

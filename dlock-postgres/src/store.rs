@@ -2,8 +2,7 @@
 
 use crate::{
     PostgresConfig, checks, commands,
-    config::misuse,
-    connection::{Answer, Connections, Dialer, micros_of},
+    connection::{Connections, Dialer, micros_of},
     error,
     listener::Listener,
     requests::{Frees, Server, Takes, by_name},
@@ -49,13 +48,9 @@ impl Table {
         if config.table.name.schema().is_none() {
             // No session's search path shall redirect a statement.
             let place = server.ask("place", call, |_| commands::place(&server.table));
-            let answer = place.await?;
-            let schema = answer
-                .rows
-                .first()
-                .and_then(|row| row.try_get("schema").ok());
-            let schema: Option<String> = schema.flatten();
-            let schema = schema.ok_or_else(|| misuse(NO_SCHEMA))?;
+            let schema: Option<String> =
+                one(&place.await?)?.try_get("schema").map_err(unreadable)?;
+            let schema = schema.ok_or_else(|| DriverError::misuse(NO_SCHEMA))?;
             config.table.name = config.table.name.within(schema);
             server.table = config.table.name.quoted('"');
         }
@@ -111,10 +106,8 @@ impl Table {
         let replacing = self.server.ask(what, call, |values| {
             commands::replace(&self.server.table, write, values)
         });
-        let answer = replacing.await?;
-        Ok(match answer.rows.is_empty() {
+        Ok(match replacing.await?.is_empty() {
             false => Written::Written,
-            true if answer.now > write.not_after => Written::Late,
             true => Written::Changed,
         })
     }
@@ -130,12 +123,8 @@ impl RecordStore for Table {
         let reading = self
             .server
             .ask("read", call, |_| commands::read(&self.server.table, names));
-        let answer = reading.await?;
-        Ok(Read::of(
-            StoreTime::wall(answer.begun),
-            names,
-            rows(&answer)?,
-        ))
+        let (time, rows) = reading_of(&reading.await?)?;
+        Ok(Read::of(time, names, rows))
     }
 
     async fn write(&self, writes: &[Write], call: Call) -> Result<Vec<Written>> {
@@ -155,12 +144,9 @@ impl RecordStore for Table {
             self.server.connections.default_call(),
             commands::list(&self.server.table, prefix, after, limit),
         );
-        let answer = self.server.ask("list", call, |_| sql).await?;
-        Ok(Listed::of(
-            StoreTime::wall(answer.begun),
-            rows(&answer)?,
-            limit,
-        ))
+        let listing = self.server.ask("list", call, |_| sql);
+        let (time, rows) = reading_of(&listing.await?)?;
+        Ok(Listed::of(time, rows, limit))
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -168,14 +154,13 @@ impl RecordStore for Table {
         let forgetting = self.server.ask("forget", call, |_| {
             commands::forget(&self.server.table, after)
         });
-        let answer = forgetting.await?;
-        let swept = |row: &PgRow| {
-            self.dead.warn(&self.server.table, row.try_get("dead")?);
-            let last: Option<&str> = row.try_get("name")?;
-            last.map(|_| commands::name_of(row)).transpose()
-        };
-        let last = answer.rows.first().map(swept).transpose();
-        last.map(Option::flatten).map_err(unreadable)
+        let rows = forgetting.await?;
+        let row = one(&rows)?;
+        let dead = row.try_get("dead").map_err(unreadable)?;
+        self.dead.warn(&self.server.table, dead);
+        let last: Option<&str> = row.try_get("name").map_err(unreadable)?;
+        let last = last.map(|_| commands::name_of(row)).transpose();
+        last.map_err(unreadable)
     }
 
     fn grants_per_sweep(&self) -> u32 {
@@ -206,8 +191,8 @@ impl RecordStore for Table {
         self.takes.ask(req).await
     }
 
-    async fn free(&self, req: &Release, _: HoldId) -> Result<Freed> {
-        self.frees.ask(req).await
+    async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
+        self.frees.ask(&(req.clone(), hold)).await
     }
 
     async fn extend(
@@ -221,14 +206,18 @@ impl RecordStore for Table {
             return Ok(renewed(batch, &HashMap::new()));
         }
         let class = Class::Renewal;
-        let extending = self.server.ask(RENEW, Call { class, give_up }, |values| {
-            commands::extend(&self.server.table, &leases, values)
-        });
-        let answer = extending.await?;
-        let rests = by_name(&answer, |row| {
-            micros_of(row, "rest").map(Duration::from_micros)
-        });
-        Ok(renewed(batch, &rests?))
+        let extend = async |skips| {
+            let extending = self.server.ask(RENEW, Call { class, give_up }, |values| {
+                commands::extend(&self.server.table, &leases, skips, values)
+            });
+            extending.await
+        };
+        let extended = match extend(false).await {
+            Err(error) if error::is_contention(&error) => extend(true).await,
+            extended => extended,
+        };
+        let rest = |row: &PgRow| micros_of(row, "rest").map(Duration::from_micros);
+        Ok(renewed(batch, &by_name(&extended?, rest)?))
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
@@ -254,7 +243,7 @@ impl RecordStore for Table {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let (server, call) = (&self.server, self.server.connections.default_call());
         let asked = server.ask("settings", call, |_| checks::settings(&server.table));
-        checks::findings(&server.table, &self.dead, &asked.await?)
+        checks::findings(&server.table, &self.dead, one(&asked.await?)?)
     }
 
     async fn close(&self) {
@@ -263,9 +252,23 @@ impl RecordStore for Table {
     }
 }
 
-fn rows(answer: &Answer) -> Result<Vec<(Vec<u8>, Stored)>> {
-    let rows: sqlx::Result<_> = answer.rows.iter().map(commands::stored).collect();
-    rows.map_err(unreadable)
+/// The rows of a reading, and when it began.
+type Reading = (StoreTime, Vec<(Vec<u8>, Stored)>);
+
+fn reading_of(rows: &[PgRow]) -> Result<Reading> {
+    let read = || {
+        let (last, rows) = rows.split_last().ok_or(sqlx::Error::RowNotFound)?;
+        let time = StoreTime::wall(micros_of(last, "begun")?);
+        let rows: sqlx::Result<_> = rows.iter().map(commands::stored).collect();
+        Ok((time, rows?))
+    };
+    read().map_err(unreadable)
+}
+
+/// The row of an answer that has one.
+fn one(rows: &[PgRow]) -> Result<&PgRow> {
+    rows.first()
+        .ok_or_else(|| unreadable(sqlx::Error::RowNotFound))
 }
 
 pub(crate) fn unreadable(error: sqlx::Error) -> DriverError {
@@ -292,6 +295,7 @@ const POLICY: BatchPolicy = BatchPolicy {
     alone: 2,
     in_flight: 2,
     most: 64,
+    least: Duration::from_millis(2 * commands::RUN_MS),
     waiting: 1_024,
     untaken: Duration::from_millis(500),
     unanswered: Duration::from_secs(15),

@@ -15,7 +15,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use dlock_core::{
-    Broken, Effect, Error, ErrorKind, FencingToken, Holds, Instant, LockName, Snapshot,
+    Broken, Effect, Error, FencingToken, Holds, Instant, LockName, Snapshot,
     driver::{
         Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Finding, Lane, Page,
         Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp,
@@ -166,7 +166,7 @@ impl DistributedLock for QuorumDriver {
 
     /// Walks so many stores, one after the other, that a lock which a quorum holds is on one of them.
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
-        let bad = || DriverError::new(ErrorKind::Misuse, "that cursor is none of a quorum");
+        let bad = || DriverError::misuse("that cursor is none of a quorum");
         let (mut at, walked, inner) = match from.map(|cursor| &cursor.0[..]) {
             None => (0, 0, None),
             Some([at, walked]) => (*at, *walked, None),

@@ -118,6 +118,7 @@ pub(crate) const POLICY: BatchPolicy = BatchPolicy {
     alone: 4,
     in_flight: 8,
     most: 32,
+    least: Duration::ZERO,
     waiting: 1_024,
     untaken: Duration::from_millis(500),
     unanswered: Duration::from_secs(20),

@@ -1,9 +1,6 @@
 //! Configuration of the SQLite driver: the file, and how waiters are woken.
 
-use dlock_core::{
-    ErrorKind,
-    driver::{DriverError, Result, kit::unknown_setting},
-};
+use dlock_core::driver::{DriverError, Result, kit::unknown_setting};
 use percent_encoding::percent_decode_str;
 use sqlx::SqlitePool;
 use std::{
@@ -134,7 +131,7 @@ impl SqliteConfig {
             ("mode", "rwc") => self.create = true,
             ("mode", "rw") => self.create = false,
             ("mode" | "cache" | "immutable" | "vfs", _) => {
-                return Err(misuse(format!(
+                return Err(DriverError::misuse(format!(
                     "{key}={value} in the SQLite URL: locks need a file that every process reads and writes as it is; \
                      only mode=rwc and mode=rw can be said"
                 )));
@@ -159,7 +156,7 @@ impl TryFrom<&SqlitePool> for SqliteConfig {
         // What sqlx calls a database without a file.
         if database.to_string_lossy().starts_with("file:") || database == Path::new(":memory:") {
             let message = "the pool's database is in memory, and locks need a file that every process can open";
-            return Err(misuse(message.to_owned()));
+            return Err(DriverError::misuse(message));
         }
         let mut path = database.as_os_str().to_owned();
         path.push(".dlock");
@@ -175,25 +172,25 @@ impl FromStr for SqliteConfig {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("sqlite") => rest,
             _ => {
                 let message = "a SQLite URL is sqlite:PATH, such as sqlite:/run/billing/locks.db";
-                return Err(misuse(message.to_owned()));
+                return Err(DriverError::misuse(message));
             }
         };
         let rest = rest.strip_prefix("//").unwrap_or(rest);
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let path = percent_decode_str(path).decode_utf8().map_err(|cause| {
-            misuse("the path in the SQLite URL is no UTF-8".to_owned()).with_source(cause)
+            DriverError::misuse("the path in the SQLite URL is no UTF-8").with_source(cause)
         })?;
         if path.is_empty() || path == ":memory:" {
-            return Err(misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "sqlite:{path} names no file; for locks inside one process there is memory:NAME"
             )));
         }
         if path == "~" || path.starts_with("~/") {
             let message = "sqlite:~ would be a folder of that name, in whatever directory one stands: write the path in full, or ./~ if it is meant";
-            return Err(misuse(message.to_owned()));
+            return Err(DriverError::misuse(message));
         }
         if path.contains('\0') {
-            return Err(misuse("the path in the SQLite URL has a NUL".to_owned()));
+            return Err(DriverError::misuse("the path in the SQLite URL has a NUL"));
         }
         let mut config = Self::new(path.as_ref());
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -226,7 +223,7 @@ impl FromStr for WakeBy {
         match wake {
             "notify" => Ok(Self::Notify),
             "poll" => Ok(Self::Poll),
-            _ => Err(misuse(format!(
+            _ => Err(DriverError::misuse(format!(
                 "dlock.wake must be notify or poll, not {wake:?}"
             ))),
         }
@@ -240,10 +237,6 @@ impl fmt::Display for WakeBy {
             Self::Poll => "poll",
         })
     }
-}
-
-fn misuse(message: String) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
 }
 
 #[cfg(test)]

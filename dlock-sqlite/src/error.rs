@@ -90,7 +90,7 @@ pub(crate) fn no_file(what: &str, path: &Path, cause: io::Error) -> DriverError 
 
 pub(crate) fn unfit(path: &Path, why: &str) -> DriverError {
     let message = format!("{} cannot be the lock file: {why}", path.display());
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 pub(crate) fn unsupported(path: &Path, why: &str) -> DriverError {
@@ -115,7 +115,7 @@ pub(crate) fn other_kernel(path: &Path, theirs: &str, ours: &str) -> DriverError
          stop all processes that use the file and delete it",
         path.display()
     );
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 /// The request's turn came after its give-up: nothing was done.

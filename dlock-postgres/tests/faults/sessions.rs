@@ -4,12 +4,8 @@ use super::{
     SECOND,
     bed::{Testbed, run},
 };
-use dlock_conformance::under_test::ended_sessions_are_replaced;
-use dlock_core::{
-    Effect, ErrorKind,
-    driver::{Acquired, DistributedLock},
-};
-use std::sync::Arc;
+use dlock_conformance::under_test::{ended_sessions_are_replaced, unknown};
+use dlock_core::driver::{Acquired, DistributedLock};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ended_session_is_replaced_whatever_it_was_for() {
@@ -17,44 +13,76 @@ async fn an_ended_session_is_replaced_whatever_it_was_for() {
     ended_sessions_are_replaced(&t, async || t.end_all().await).await;
 }
 
+/// A cancelled statement is one that ran out of time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_ended_while_it_waits_has_done_nothing() {
+async fn a_statement_cancelled_while_it_waits_is_sent_again() {
     let t = Testbed::start(&[]).await;
     t.release(&t.taken("a").await).await;
-    for how in ["pg_cancel_backend", "pg_terminate_backend"] {
-        let mut blocker = t.blocker("a").await;
-        let ask = t.ask("a", SECOND * 60);
-        let before = t.driver.repeats();
-        let asked = tokio::spawn({
-            let (driver, ask) = (Arc::clone(&t.driver), ask.clone());
-            async move { driver.acquire(&ask).await }
-        });
+    let mut blocker = t.blocker("a").await;
+    let ask = t.ask("a", SECOND * 60);
+    let cancelled = async {
         t.until("the statement waits", async |t: &Testbed| {
             t.waiting().await == 1
         })
         .await;
-        t.end_waiting(how).await;
-        if how == "pg_cancel_backend" {
-            // A cancelled statement is one that ran out of time: it is sent again.
-            t.until("it is sent again", async |t: &Testbed| {
-                t.driver.repeats() > before
-            })
-            .await;
-            run(&mut blocker, "ROLLBACK").await;
-            let acquired = asked.await.unwrap().unwrap();
-            assert!(matches!(acquired, Acquired::Granted(grant) if grant.holds.get() == 1));
-            t.release(&ask).await;
-        } else {
-            let error = asked.await.unwrap().unwrap_err();
-            assert_eq!(
-                (error.kind(), error.effect()),
-                (ErrorKind::Unavailable, Effect::Unknown),
-                "{error}"
-            );
-            run(&mut blocker, "ROLLBACK").await;
+        t.end_waiting("pg_cancel_backend").await;
+        t.until("it is sent again", async |t: &Testbed| {
+            t.driver.repeats() > 0
+        })
+        .await;
+        run(&mut blocker, "ROLLBACK").await;
+    };
+    let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), cancelled);
+    assert!(
+        matches!(&acquired, Ok(Acquired::Granted(grant)) if grant.holds.get() == 1),
+        "{acquired:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_ended_in_the_middle_of_any_step_has_changed_nothing() {
+    let t = Testbed::start(&[]).await;
+    t.release(&t.taken("free").await).await;
+    let held = t.taken("held").await;
+    for step in ["acquire", "renew", "release", "break"] {
+        let mut blocker = match step {
+            "acquire" => t.blocker("free").await,
+            _ => t.blocker("held").await,
+        };
+        let request = async {
+            match step {
+                "acquire" => t
+                    .driver
+                    .acquire(&t.ask("free", SECOND * 600))
+                    .await
+                    .map(drop),
+                "renew" => {
+                    let renewed = t.renew(std::slice::from_ref(&held), SECOND * 600).await;
+                    renewed.and_then(|mut one| one.remove(0)).map(drop)
+                }
+                "release" => t.give_back(&held).await.map(drop),
+                _ => t.driver.break_lock(&held.name, None).await.map(drop),
+            }
+        };
+        let end = async {
+            loop {
+                t.until("it waits", async |t: &Testbed| t.waiting().await > 0)
+                    .await;
+                t.end_waiting("pg_terminate_backend").await;
+            }
+        };
+        tokio::select! {
+            done = request => unknown(done),
+            () = end => {}
         }
-        assert!(t.inspect("a").await.holders.is_empty(), "{how}");
-        t.release(&t.taken("a").await).await;
+        run(&mut blocker, "ROLLBACK").await;
+        assert!(t.inspect("free").await.holders.is_empty(), "{step}");
+        let shown = t.inspect("held").await;
+        assert_eq!(shown.holders[0].owner, held.owner.fingerprint(), "{step}");
+        assert!(
+            shown.holders[0].rest <= Some(SECOND * 60),
+            "{step}: {shown:?}"
+        );
     }
 }
 

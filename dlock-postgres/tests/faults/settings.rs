@@ -362,3 +362,16 @@ async fn no_password_and_no_owner_is_ever_written_down() {
         assert!(!text.contains(&ask.owner.expose().to_string()), "{text}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_of_the_application_names_the_server_and_lends_no_connection() {
+    let t = Testbed::start(&[]).await;
+    let options = sqlx::postgres::PgPoolOptions::new().max_connections(1);
+    let pool = options.connect(&t.server.url()).await.unwrap();
+    let _in_use = pool.acquire().await.unwrap();
+    let driver = PostgresDriver::from_pool(&pool).await.unwrap();
+    granted(&driver, &t.ask("a", SECOND)).await;
+    assert_eq!(pool.size(), 1);
+    let own = t.driver.capabilities();
+    assert_eq!(own.store, driver.capabilities().store);
+}

@@ -1,9 +1,6 @@
 //! Table settings: the table of a SQL server that keeps the locks, and how it is used.
 
-use crate::{
-    driver::Result,
-    error::{DriverError, ErrorKind},
-};
+use crate::{driver::Result, error::DriverError};
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 /// A table's name, optionally with its schema (MySQL: its database): `table` or `schema.table`, each of 1 to
@@ -82,7 +79,7 @@ impl FromStr for TableName {
                 name: name.to_owned(),
             });
         }
-        Err(misuse(format!(
+        Err(DriverError::misuse(format!(
             "the table {text:?} must be `table` or `schema.table`, each of 1 to 63 letters, digits, _ or $"
         )))
     }
@@ -129,7 +126,8 @@ impl TableSettings {
     /// # Ok::<(), dlock_core::driver::DriverError>(())
     /// ```
     pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
-        let wrong = |wanted: &str| misuse(format!("{key} must be {wanted}, not {value:?}"));
+        let wrong =
+            |wanted: &str| DriverError::misuse(format!("{key} must be {wanted}, not {value:?}"));
         match key {
             "dlock.table" => self.name = value.parse()?,
             "dlock.create" => self.create = value.parse().map_err(|_| wrong("true or false"))?,
@@ -151,10 +149,6 @@ impl Default for TableSettings {
             connections: 16,
         }
     }
-}
-
-fn misuse(message: String) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! URL settings: dlock's own query parameters in a store's URL.
 
-use crate::{
-    driver::Result,
-    error::{DriverError, ErrorKind},
-};
+use crate::{driver::Result, error::DriverError};
 use percent_encoding::percent_decode_str;
 use std::time::Duration;
 
@@ -96,7 +93,7 @@ fn pairs(query: &str) -> impl Iterator<Item = &str> {
 pub fn unknown_setting(store: &str, key: &str, known: &[&str]) -> DriverError {
     let known = known.join(", ");
     let message = format!("the {store} URL has an unknown setting {key:?}; known: {known}");
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 /// A time in a setting: `500ms`, `10s`, `2m`. `None`: it is none of these.

@@ -6,6 +6,7 @@
 //! some time after that, because something is blocking the requests in flight.
 
 use crate::{
+    clock::Clock,
     driver::Result,
     error::{DriverError, Effect, RetryClass},
     name::LockName,
@@ -33,6 +34,12 @@ pub trait Batch: Send + Sync + 'static {
         true
     }
 
+    /// When its sender gives up, where that ends the batch too: one with less than [`BatchPolicy::least`] left goes alone,
+    /// so that it takes no time away from the others.
+    fn give_up(_request: &Self::Request) -> Option<crate::clock::Instant> {
+        None
+    }
+
     /// Sends one request.
     fn send_one(
         &self,
@@ -57,6 +64,8 @@ pub struct BatchPolicy {
     pub in_flight: usize,
     /// The most requests in one batch.
     pub most: usize,
+    /// How much time a request must have left to be in a batch, where it has a [give-up](Batch::give_up).
+    pub least: Duration,
     /// The most requests that wait. Any further one goes alone.
     pub waiting: usize,
     /// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even
@@ -100,6 +109,7 @@ pub struct BatchPolicy {
 ///     alone: 2,
 ///     in_flight: 4,
 ///     most: 100,
+///     least: Duration::ZERO,
 ///     waiting: 10_000,
 ///     untaken: Duration::from_secs(1),
 ///     unanswered: Duration::from_secs(2),
@@ -114,6 +124,7 @@ pub struct Batcher<B: Batch>(Arc<Inner<B>>);
 struct Inner<B: Batch> {
     batch: B,
     policy: BatchPolicy,
+    clock: Clock,
     state: Mutex<State<B>>,
 }
 
@@ -151,6 +162,7 @@ impl<B: Batch> Batcher<B> {
         Self(Arc::new(Inner {
             batch,
             policy,
+            clock: Clock::boot(),
             state: Mutex::new(State {
                 waiting: Vec::new(),
                 in_flight: 0,
@@ -298,6 +310,12 @@ impl<B: Batch> Inner<B> {
             return None;
         }
         state.waiting.retain(|waiting| !waiting.answer.is_closed());
+        let soon = self.clock.now() + self.policy.least;
+        let is_late =
+            |waiting: &mut Waiting<B>| B::give_up(&waiting.request).is_some_and(|end| end <= soon);
+        for late in state.waiting.extract_if(.., is_late) {
+            drop(late.answer.send(None));
+        }
         let first = state.waiting.first()?.request.clone();
         let (mut names, mut left) = (HashSet::new(), self.policy.most);
         let load = state.waiting.extract_if(.., |waiting| {

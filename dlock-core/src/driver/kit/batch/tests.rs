@@ -21,6 +21,7 @@ const POLICY: BatchPolicy = BatchPolicy {
     alone: 1,
     in_flight: 1,
     most: 64,
+    least: Duration::ZERO,
     waiting: 1_024,
     untaken: UNTAKEN,
     unanswered: Duration::from_secs(20),

@@ -630,7 +630,7 @@ fn read_cursor(cursor: &Cursor) -> Result<&[u8]> {
     cursor
         .0
         .strip_prefix(CURSOR)
-        .ok_or_else(|| DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's"))
+        .ok_or_else(|| DriverError::misuse("the cursor is none of this driver's"))
 }
 
 /// Whether a fast path may decide the request.

@@ -60,7 +60,8 @@ pub use hold_set::{HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver, WAITERS_MARK};
 pub use record_store::{
-    Call, Class, Expected, Freed, Listed, Read, RecordStore, Stored, Write, Written, renewed,
+    Call, Class, Expected, Freed, Listed, Read, RecordStore, Stored, Waiters, Write, Written,
+    renewed,
 };
 pub use server_clock::ServerClock;
 pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};

@@ -11,7 +11,6 @@ use crate::{
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, stream};
 use std::{collections::HashMap, fmt::Debug, time::Duration};
 
 /// A store that keeps one [`Record`] per name and can replace a record that is unchanged since it was read.
@@ -45,7 +44,7 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 /// A dropped future gives up at most the connection it used; what it asked for may still happen until `not_after`.
 #[async_trait]
 pub trait RecordStore: Debug + Send + Sync + 'static {
-    /// What the store can do. [`Capabilities::wake`] says whether [`wake_ups`](Self::wake_ups) delivers anything.
+    /// What the store can do. [`Capabilities::wake`] says whether [`waiters`](Self::waiters) are woken.
     fn capabilities(&self) -> &Capabilities;
 
     /// Reads the records of `names`, in their order, and the store's time in the same step or before it.
@@ -166,10 +165,9 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(batch.iter().map(|_| None).collect())
     }
 
-    /// Wake-ups: [`WakeUp::Free`] for a name that [`notify`](Self::notify) was called for, [`WakeUp::Resync`]
-    /// after a gap. Taken once.
-    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        stream::empty().boxed()
+    /// What wakes the waiters of this client; `None`: nothing, and they poll.
+    fn waiters(&self) -> Option<&dyn Waiters> {
+        None
     }
 
     /// Whether waiters mark the record, and a release that finds the mark calls [`notify`](Self::notify). Not
@@ -177,16 +175,6 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     fn marks(&self) -> bool {
         true
     }
-
-    /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked,
-    /// so that no release is missed. Answers whether wake-ups can be expected; where they cannot, the waiter
-    /// polls. A dropped future leaves the ticket registered.
-    async fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
-        false
-    }
-
-    /// That ticket waits no more.
-    fn forget_ticket(&self, _name: &LockName, _ticket: Ticket) {}
 
     /// Wakes the waiters of a name in every client. Called after a release, if the record is marked.
     /// A failure is not reported: waiters poll as well.
@@ -196,12 +184,28 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     async fn close(&self);
 }
 
+/// The waiters of one client, and what wakes them, such as [`Subscriptions`](super::Subscriptions).
+#[async_trait]
+pub trait Waiters: Send + Sync {
+    /// The wake-ups: [`WakeUp::Free`] for a name that [`notify`](RecordStore::notify) was called for,
+    /// [`WakeUp::Resync`] after a gap. Taken once; after that it is empty.
+    fn stream(&self) -> BoxStream<'static, WakeUp>;
+
+    /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked,
+    /// so that no release is missed. Answers whether wake-ups can be expected; where they cannot, the waiter
+    /// polls. A dropped future leaves the ticket registered.
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool;
+
+    /// That ticket waits no more.
+    fn forget(&self, name: &LockName, ticket: Ticket);
+}
+
 /// What a request may use of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// What the request is for.
     pub class: Class,
-    /// Until then it may wait for a connection.
+    /// Until then it may wait for a connection. About then the core drops the future.
     pub give_up: Instant,
 }
 

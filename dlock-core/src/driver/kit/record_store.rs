@@ -31,10 +31,26 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 /// | `free` | that owner's only hold is the one, and lives; `min_hold_until` is not in the future | no owner, no holds, no `holder_info`; `unavailable_until` and `min_hold_until`: 0; the rest as it was |
 /// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |
 ///
+/// # Versions
+/// A store with revisions of its own compares those: `read` shows the revision as the record's `version`, and `write`
+/// ignores the `version` of its record. A revision must not come back for the same name; where a marker is left of
+/// a deleted record, show an empty record with the marker's revision.
+///
+/// # Late writes
+/// `write` may be executed long after it was sent: it lay in a connection, or in a server that was stopped. Ways to
+/// make it harmless, the first that the store has:
+///
+/// - The write's condition compares the server's time with the not-after.
+/// - The server stamps what it stores. The write then stores its not-after, the new record and the one that it
+///   replaces. Every reader takes the new one if the stamp is not after the not-after, else the old one. The answer
+///   is [`Written::Written`] once the server's time is known to be before the not-after, else the stamp decides.
+/// - The write depends on something that ends by the server's clock, such as a session or a key with a lifetime; what
+///   it may end later than asked for is part of [`Capabilities::late`].
+///
 /// # Tests
 /// The suite loses and delays single requests, which it finds by a mark on the wire: see `Backend::request`
-/// of the suite. Mark `take` as acquire, `free` as release and `extend` as renew: they are the first request
-/// of each. [`Call::class`] tells what a `write` is for.
+/// of the suite. Mark every `write` by [`Call::class`]: acquire, renewal, and release for any other. Mark `take` as
+/// acquire, `free` as release and `extend` as renew. Reads have no mark.
 ///
 /// # Secrets
 /// [`RecordDriver`](super::RecordDriver) shows the store in its `Debug`. Options with a password need a
@@ -92,6 +108,11 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// come after `after`.
     ///
     /// - Free and damaged records are listed too.
+    /// - A page should cost what it shows, not what the store has: the suite asks for four names a page beside
+    ///   thousands. A store that can only list all keys may keep their names from the page that begins a walk,
+    ///   whose `after` is empty, for those that follow.
+    ///
+    /// It has no give-up; the core limits its time.
     ///
     /// # Errors
     /// When the store did not answer.
@@ -99,7 +120,9 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
 
     /// Deletes the records that [`Record::is_forgettable`] among the next names whose bytes come after
     /// `after`, a bounded number of them. Answers where these end; `None`: no name is behind them. Called in
-    /// the background, once in [`grants_per_sweep`](Self::grants_per_sweep) grants.
+    /// the background, once in [`grants_per_sweep`](Self::grants_per_sweep) grants. A store whose records have a
+    /// lifetime of their own answers `None` at once: each write gives its record one that ends a day or more after
+    /// `unavailable_until` and `token`, the later of the two.
     ///
     /// # Errors
     /// When the store did not answer. The driver goes on from `after` the next time.

@@ -15,7 +15,7 @@ use dlock_core::{
     LockName,
     driver::{
         Capabilities, DistributedLock, Ticket, Wake, WakeUp,
-        kit::{Call, Listed, Read, RecordDriver, RecordStore, Write, Written},
+        kit::{Call, Listed, Read, RecordDriver, RecordStore, Waiters, Write, Written},
     },
 };
 use futures_core::stream::BoxStream;
@@ -181,11 +181,28 @@ impl RecordStore for Woken {
         self.directory.forget(after).await
     }
 
+    fn waiters(&self) -> Option<&dyn Waiters> {
+        Some(self)
+    }
+
+    async fn notify(&self, name: &LockName) {
+        drop(freed().send(name.clone())); // an error: no driver listens
+    }
+
+    async fn close(&self) {
+        self.closed.notify_one();
+    }
+}
+
+#[async_trait]
+impl Waiters for Woken {
     async fn listen(&self, _: &LockName, _: Ticket) -> bool {
         true
     }
 
-    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
+    fn forget(&self, _: &LockName, _: Ticket) {}
+
+    fn stream(&self) -> BoxStream<'static, WakeUp> {
         let heard = self.heard.lock().expect("no test panics with it").take();
         let closed = Arc::clone(&self.closed);
         stream::unfold(heard, move |heard| {
@@ -204,13 +221,5 @@ impl RecordStore for Woken {
             }
         })
         .boxed()
-    }
-
-    async fn notify(&self, name: &LockName) {
-        drop(freed().send(name.clone())); // an error: no driver listens
-    }
-
-    async fn close(&self) {
-        self.closed.notify_one();
     }
 }

@@ -8,7 +8,7 @@ use dlock_core::{
         Capabilities, DriverError, Result,
         kit::{
             Call, Expected, Listed, Read, Record, RecordDriver, RecordStore, StoreTime, Stored,
-            Write, Written,
+            Write, Written, from_hex, to_hex,
         },
     },
 };
@@ -64,15 +64,8 @@ impl Directory {
     /// The path of a name's record. A name is any text, but a file's name is not, so the name's bytes are
     /// written in hex, in pieces that a file system accepts.
     pub(crate) fn file(&self, name: &LockName) -> PathBuf {
-        let hex: String = name
-            .as_str()
-            .bytes()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let pieces = hex
-            .as_bytes()
-            .chunks(200)
-            .map(|piece| String::from_utf8_lossy(piece).into_owned());
+        let hex = to_hex(name.as_str());
+        let pieces = hex.as_bytes().chunks(200).map(String::from_utf8_lossy);
         let pieces: Vec<_> = pieces.collect();
         self.path.join("records").join(pieces.join("/") + ".record")
     }
@@ -121,13 +114,8 @@ impl Directory {
             if entry.file_type()?.is_dir() {
                 self.names(&entry.path(), &format!("{before}{piece}"), names)?;
             } else if let Some(hex) = piece.strip_suffix(".record") {
-                let hex = format!("{before}{hex}");
-                let bytes = (0..hex.len())
-                    .step_by(2)
-                    .map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok());
-                let name = bytes
-                    .collect::<Option<_>>()
-                    .and_then(|bytes| String::from_utf8(bytes).ok());
+                let name = from_hex(&format!("{before}{hex}"));
+                let name = name.and_then(|name| String::from_utf8(name).ok());
                 names.extend(name.and_then(|name| LockName::new(name).ok()));
             }
         }

@@ -19,7 +19,7 @@ use dlock_core::{
     },
 };
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, future::join_all, stream};
+use futures_util::future::join_all;
 use std::{
     fmt,
     sync::{
@@ -187,8 +187,7 @@ impl DistributedLock for EtcdDriver {
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        let taken = self.inner.wake_ups.take();
-        taken.unwrap_or_else(|| stream::empty().boxed())
+        self.inner.wake_ups.stream()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

@@ -22,15 +22,15 @@ use crate::{
     races::Races,
     stream::{listen, open},
 };
+use async_trait::async_trait;
 use dlock_core::{
     LockName,
     driver::{
         Result, Ticket, WakeUp,
-        kit::{Backoff, Class, WakeUps},
+        kit::{Backoff, Class, Waiters, WakeUps},
     },
 };
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, stream};
 use mongodb::{bson::Document, error::Error as NativeError};
 use std::{
     collections::{HashMap, HashSet},
@@ -115,8 +115,33 @@ impl Listener {
         }
     }
 
-    /// Registers a ticket that waits for a name. Answers whether the name is listened to, or will be in a moment.
-    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    /// Notes that the name was found held: a lost race, if this client tried because of a wake-up.
+    pub(crate) fn refused(&self, name: &LockName) {
+        self.shared.waiting().races.lost(name);
+    }
+
+    pub(crate) fn won(&self, name: &LockName) {
+        self.shared.waiting().races.won(name);
+    }
+
+    /// Ends the wake-ups and the change stream.
+    pub(crate) fn close(&self) {
+        let mut waiting = self.shared.waiting();
+        self.shared.wake_ups.close();
+        waiting.names.clear();
+        waiting.generation += 1;
+        self.shared.changed.notify_one();
+    }
+}
+
+#[async_trait]
+impl Waiters for Listener {
+    fn stream(&self) -> BoxStream<'static, WakeUp> {
+        self.shared.wake_ups.stream()
+    }
+
+    /// Answers `true` also where the name will be listened to in a moment.
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let mut waiting = self.shared.waiting();
         if self.shared.wake_ups.is_closed() {
             return false;
@@ -139,9 +164,9 @@ impl Listener {
         !waiting.deaf
     }
 
-    /// Removes a ticket. The filter keeps the name until the next stream, so a waiter that comes back soon is
+    /// The filter keeps the name until the next stream, so a waiter that comes back soon is
     /// notified at once.
-    pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
+    fn forget(&self, name: &LockName, ticket: Ticket) {
         let mut waiting = self.shared.waiting();
         if let Some(tickets) = waiting.names.get_mut(name) {
             tickets.remove(&ticket);
@@ -149,28 +174,6 @@ impl Listener {
                 waiting.names.remove(name);
             }
         }
-    }
-
-    /// Notes that the name was found held: a lost race, if this client tried because of a wake-up.
-    pub(crate) fn refused(&self, name: &LockName) {
-        self.shared.waiting().races.lost(name);
-    }
-
-    pub(crate) fn won(&self, name: &LockName) {
-        self.shared.waiting().races.won(name);
-    }
-
-    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
-        (self.shared.wake_ups.take()).unwrap_or_else(|| stream::empty().boxed())
-    }
-
-    /// Ends the wake-ups and the change stream.
-    pub(crate) fn close(&self) {
-        let mut waiting = self.shared.waiting();
-        self.shared.wake_ups.close();
-        waiting.names.clear();
-        waiting.generation += 1;
-        self.shared.changed.notify_one();
     }
 }
 

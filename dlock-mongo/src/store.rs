@@ -15,14 +15,13 @@ use async_trait::async_trait;
 use dlock_core::{
     FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
+        Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Wake,
         kit::{
             Batcher, Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored,
-            Write, Written, log_findings,
+            Waiters, Write, Written, log_findings,
         },
     },
 };
-use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
 use std::{fmt, iter, time::Duration};
 
@@ -231,21 +230,13 @@ impl RecordStore for MongoStore {
         self.server.extend_all(batch, give_up).await
     }
 
-    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.wake_ups.stream()
+    fn waiters(&self) -> Option<&dyn Waiters> {
+        Some(&self.wake_ups)
     }
 
     /// The change stream tells of releases.
     fn marks(&self) -> bool {
         false
-    }
-
-    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
-        self.wake_ups.listen(name, ticket)
-    }
-
-    fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
-        self.wake_ups.forget(name, ticket);
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

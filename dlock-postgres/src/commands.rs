@@ -19,15 +19,11 @@ use dlock_core::{
     HoldId, LockName, Owner,
     driver::{
         Acquire, Release, Renew,
-        kit::{Columns, Expected, Record, Stored, WAITERS_MARK, Write, hash_of},
+        kit::{Columns, Expected, Record, Stored, WAITERS_MARK, Write, from_hex, hash_of, to_hex},
     },
 };
 use sqlx::{Row, postgres::PgRow};
-use std::{
-    collections::HashSet,
-    fmt::{Display, Write as _},
-    time::Duration,
-};
+use std::{collections::HashSet, fmt::Display, time::Duration};
 
 /// Microseconds since 1970. The operator is named in full: any role that may create in a schema of the search path
 /// could define one for these types, and `pg_catalog` has none that fits them exactly.
@@ -147,7 +143,7 @@ impl Values {
     }
 
     fn names<'a>(&mut self, names: impl Iterator<Item = &'a LockName>) -> String {
-        self.array(names.map(|name| hex(name.as_str().as_bytes())), "text[]")
+        self.array(names.map(|name| to_hex(name.as_str())), "text[]")
     }
 
     /// The last moment for the statement.
@@ -459,12 +455,7 @@ pub(crate) fn stored(row: &PgRow) -> sqlx::Result<(Vec<u8>, Stored)> {
 /// The column `name`, which is in hex.
 pub(crate) fn name_of(row: &PgRow) -> sqlx::Result<Vec<u8>> {
     let hex: &str = row.try_get("name")?;
-    let bytes = (0..hex.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok());
-    bytes
-        .collect::<Option<_>>()
-        .ok_or_else(|| sqlx::Error::Decode("a name is not in hex".into()))
+    from_hex(hex).ok_or_else(|| sqlx::Error::Decode("a name is not in hex".into()))
 }
 
 /// The text of one hold, with its end as an expression.
@@ -472,17 +463,8 @@ fn one(hold: &str, end: &str) -> String {
     format!("{hold} || lpad(to_hex({end}), 16, '0')")
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let mut hex = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        // Writing to a string does not fail.
-        let _written = write!(hex, "{byte:02x}");
-    }
-    hex
-}
-
 fn bytes(bytes: &[u8]) -> String {
-    format!("decode('{}', 'hex')", hex(bytes))
+    format!("decode('{}', 'hex')", to_hex(bytes))
 }
 
 fn name_bytes(name: &LockName) -> String {

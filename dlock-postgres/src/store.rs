@@ -11,15 +11,14 @@ use async_trait::async_trait;
 use dlock_core::{
     FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, DriverError, Finding, Release, Renew, Renewed, Result, Ticket, Wake,
-        WakeUp,
+        Acquire, Capabilities, DriverError, Finding, Release, Renew, Renewed, Result, Wake,
         kit::{
             BatchPolicy, Batcher, Call, Class, Freed, Listed, Read, RecordStore, StoreTime, Stored,
-            Subscriptions, Write, Written, hash_of, log_findings, renewed,
+            Subscriptions, Waiters, Write, Written, hash_of, log_findings, renewed,
         },
     },
 };
-use futures_util::{future::join_all, stream::BoxStream};
+use futures_util::future::join_all;
 use sqlx::{Row, postgres::PgRow};
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -220,16 +219,8 @@ impl RecordStore for Table {
         Ok(renewed(batch, &by_name(&extended?, rest)?))
     }
 
-    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.listener.stream()
-    }
-
-    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
-        self.listener.listen(name, ticket).await
-    }
-
-    fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
-        self.listener.forget(name, ticket);
+    fn waiters(&self) -> Option<&dyn Waiters> {
+        Some(&self.listener)
     }
 
     async fn notify(&self, name: &LockName) {

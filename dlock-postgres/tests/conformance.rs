@@ -11,12 +11,15 @@ use dlock_conformance::{
         server::ServerError,
     },
 };
-use dlock_core::{LockName, driver::DistributedLock};
+use dlock_core::{
+    LockName,
+    driver::{DistributedLock, kit::to_hex},
+};
 use dlock_postgres::{
     PostgresConfig, PostgresDriver,
     sqlx::{self, AssertSqlSafe, ConnectOptions, Connection, postgres::PgConnectOptions},
 };
-use std::{fmt::Write, process::ExitCode, sync::Arc};
+use std::{process::ExitCode, sync::Arc};
 
 fn main() -> ExitCode {
     let mut all = Remote::everywhere(OnPostgres { pooled: false });
@@ -101,11 +104,7 @@ fn prepared() -> PostgresOptions {
 async fn delete(server: &PostgresServer, name: Option<&LockName>) -> Result<(), Failure> {
     let mut sql = "DELETE FROM dlock_locks".to_owned();
     if let Some(name) = name {
-        sql += " WHERE name = '\\x";
-        for byte in name.as_str().bytes() {
-            write!(sql, "{byte:02x}").map_err(Failure::new)?;
-        }
-        sql += "'";
+        sql += &format!(" WHERE name = '\\x{}'", to_hex(name.as_str()));
     }
     // A pool refuses what sqlx asks for by default.
     let options: PgConnectOptions = server.url().parse()?;

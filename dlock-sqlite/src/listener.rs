@@ -9,12 +9,15 @@
 //! clients never wait.
 
 use crate::folder::Folder;
+use async_trait::async_trait;
 use dlock_core::{
     LockName,
-    driver::{Ticket, WakeUp, kit::WakeUps},
+    driver::{
+        Ticket, WakeUp,
+        kit::{Waiters, WakeUps},
+    },
 };
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, stream};
 use rustix::{
     fd::OwnedFd,
     fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
@@ -87,8 +90,43 @@ impl Listener {
         Self(Arc::new(shared))
     }
 
-    /// Registers a ticket as waiting on a name; `false`: it cannot be woken. Call it inside a runtime.
-    pub(crate) fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    /// Whether a ticket of this client waits on a name.
+    pub(crate) fn hears(&self, name: &LockName) -> bool {
+        let waiting = self.0.waiting();
+        let watched = waiting.files.get(&file_of(name));
+        watched.is_some_and(|watched| watched.names.contains_key(name))
+    }
+
+    /// Wakes the waiters of a name that may be free now.
+    pub(crate) fn wake(&self, name: &LockName) {
+        match self.0.folder.touch(file_of(name)) {
+            Ok(()) => {}
+            // A file that does not exist has no watchers.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::debug!(%error, folder = ?self.0.folder, "sqlite: waiters are not woken");
+            }
+        }
+    }
+
+    /// Ends the stream, the watches and their task.
+    pub(crate) fn close(&self) {
+        let mut waiting = self.0.waiting();
+        self.0.wake_ups.close();
+        waiting.files.clear();
+        waiting.names = 0;
+        waiting.watcher = None;
+    }
+}
+
+#[async_trait]
+impl Waiters for Listener {
+    fn stream(&self) -> BoxStream<'static, WakeUp> {
+        self.0.wake_ups.stream()
+    }
+
+    /// Call it inside a runtime.
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let file = file_of(name);
         let waiting = &mut *self.0.waiting();
         if self.0.wake_ups.is_closed() {
@@ -119,15 +157,8 @@ impl Listener {
         true
     }
 
-    /// Whether a ticket of this client waits on a name.
-    pub(crate) fn hears(&self, name: &LockName) -> bool {
-        let waiting = self.0.waiting();
-        let watched = waiting.files.get(&file_of(name));
-        watched.is_some_and(|watched| watched.names.contains_key(name))
-    }
-
-    /// Removes a ticket that was used up or has left. The last ticket of a file ends its watch.
-    pub(crate) fn forget(&self, name: &LockName, ticket: Ticket) {
+    /// The last ticket of a file ends its watch.
+    fn forget(&self, name: &LockName, ticket: Ticket) {
         let file = file_of(name);
         let mut waiting = self.0.waiting();
         let Some(watched) = waiting.files.get_mut(&file) else {
@@ -146,32 +177,6 @@ impl Listener {
             waiting.files.remove(&file);
             waiting.unwatch(watch);
         }
-    }
-
-    /// Wakes the waiters of a name that may be free now.
-    pub(crate) fn wake(&self, name: &LockName) {
-        match self.0.folder.touch(file_of(name)) {
-            Ok(()) => {}
-            // A file that does not exist has no watchers.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::debug!(%error, folder = ?self.0.folder, "sqlite: waiters are not woken");
-            }
-        }
-    }
-
-    pub(crate) fn stream(&self) -> BoxStream<'static, WakeUp> {
-        let wake_ups = self.0.wake_ups.take();
-        wake_ups.unwrap_or_else(|| stream::empty().boxed())
-    }
-
-    /// Ends the stream, the watches and their task.
-    pub(crate) fn close(&self) {
-        let mut waiting = self.0.waiting();
-        self.0.wake_ups.close();
-        waiting.files.clear();
-        waiting.names = 0;
-        waiting.watcher = None;
     }
 }
 
@@ -306,7 +311,7 @@ mod tests {
     use super::{FILES, Listener, file_of};
     use dlock_core::{
         LockName,
-        driver::{Ticket, WakeUp},
+        driver::{Ticket, WakeUp, kit::Waiters},
     };
     use futures_util::StreamExt;
     use std::{fs, num::NonZeroU64, os::unix::fs::PermissionsExt, path::Path};
@@ -339,7 +344,7 @@ mod tests {
         fs::write(&database, "").unwrap();
         fs::set_permissions(&database, fs::Permissions::from_mode(0o660)).unwrap();
         let wake_ups = Listener::new(&database, true);
-        assert!(wake_ups.listen(&name("a"), ticket(1)));
+        assert!(wake_ups.listen(&name("a"), ticket(1)).await);
         let wake = folder.path().join("locks.db.wake");
         assert_eq!(mode(&wake), 0o2770);
         assert_eq!(mode(&wake.join("0c0")), 0o660);
@@ -357,8 +362,8 @@ mod tests {
         let mut wake_ups = waiter.stream();
         let orders = name("orders");
         releaser.wake(&orders); // no client listens
-        assert!(waiter.listen(&orders, ticket(1)));
-        assert!(waiter.listen(&orders, ticket(2)));
+        assert!(waiter.listen(&orders, ticket(1)).await);
+        assert!(waiter.listen(&orders, ticket(2)).await);
         let free = Some(WakeUp::Free(orders.clone()));
         releaser.wake(&orders);
         assert_eq!(wake_ups.next().await, free);
@@ -380,7 +385,7 @@ mod tests {
     async fn no_waiter_is_woken_where_wake_ups_are_off() {
         let folder = tempfile::tempdir().unwrap();
         let off = Listener::new(&folder.path().join("locks.db"), false);
-        assert!(!off.listen(&name("a"), ticket(1)));
+        assert!(!off.listen(&name("a"), ticket(1)).await);
         assert_eq!(off.stream().next().await, None);
     }
 }

@@ -12,15 +12,13 @@ use async_trait::async_trait;
 use dlock_core::{
     FencingToken, HoldId, Instant, LockName,
     driver::{
-        Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Ticket, Wake, WakeUp,
-        check_runtime,
+        Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Wake, check_runtime,
         kit::{
-            Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Write, Written,
-            log_findings,
+            Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Waiters, Write,
+            Written, log_findings,
         },
     },
 };
-use futures_core::stream::BoxStream;
 use std::time::Duration;
 
 /// The rows of a lock file on this machine.
@@ -231,16 +229,8 @@ impl RecordStore for SqliteStore {
         Ok(answers)
     }
 
-    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.wake_ups.stream()
-    }
-
-    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
-        self.wake_ups.listen(name, ticket)
-    }
-
-    fn forget_ticket(&self, name: &LockName, ticket: Ticket) {
-        self.wake_ups.forget(name, ticket);
+    fn waiters(&self) -> Option<&dyn Waiters> {
+        Some(&self.wake_ups)
     }
 
     async fn notify(&self, name: &LockName) {

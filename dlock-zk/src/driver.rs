@@ -19,11 +19,7 @@ use dlock_core::{
     },
 };
 use futures_core::stream::BoxStream;
-use futures_util::{
-    StreamExt,
-    future::{join_all, try_join_all},
-    stream,
-};
+use futures_util::future::{join_all, try_join_all};
 use std::{sync::Arc, time::Duration};
 use zookeeper_client::{Client, Error as Native};
 
@@ -211,8 +207,7 @@ impl DistributedLock for ZkDriver {
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        let wake_ups = self.lanes.wake_ups.take();
-        wake_ups.unwrap_or_else(|| stream::empty().boxed())
+        self.lanes.wake_ups.stream()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

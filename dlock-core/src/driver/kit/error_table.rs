@@ -12,10 +12,13 @@ use std::borrow::Cow;
 /// ```
 /// use dlock_core::{Effect, ErrorKind, RetryClass, driver::kit::ErrorClass};
 ///
-/// /// By the server's code; the last column says whether the connection is closed.
-/// const TABLE: [ErrorClass<u16, bool>; 2] = [
-///     ErrorClass::new(1045, ErrorKind::Misuse, RetryClass::Never, Effect::None, true, "the password is wrong"),
-///     ErrorClass::new(1205, ErrorKind::Unavailable, RetryClass::Later, Effect::None, false, "the row is locked"),
+/// type Class = ErrorClass<u16, bool>;
+///
+/// /// By the server's code; the last column but one says whether the connection is closed.
+/// #[rustfmt::skip] // a row a line
+/// const TABLE: [Class; 2] = [
+///     Class::new(1045, ErrorKind::Misuse, RetryClass::Never, Effect::None, true, "the password is wrong"),
+///     Class::new(1205, ErrorKind::Unavailable, RetryClass::Later, Effect::None, false, "the row is locked"),
 /// ];
 ///
 /// let class = TABLE.iter().find(|class| class.code == 1205).unwrap();

@@ -15,18 +15,44 @@
 #![doc = include_str!("../../../examples/directory.rs")]
 //! ```
 //!
-//! What a real store adds:
+//! # What a real store adds
+//! - **A type.** `RecordDriver<YourStore>` is a whole driver: a function that connects and returns one is enough.
+//!   A type of your own around it implements [`RecordBacked`].
+//! - **A clock of the server's own**, read in the same step as the records or before it. What a message or a record
+//!   carries is when it was stored, and is not the present: ask for the time, with a request of its own if need be.
+//! - **A write that compares and swaps on the server**, and a limit on how late the server may execute it: see
+//!   [`RecordStore`]. The limit and a commit are [`Capabilities::late`](super::Capabilities::late), which is 0 by
+//!   default.
+//! - **Fast paths**, where one request can decide: see [`RecordStore`].
+//! - **Errors** that tell "not executed" from "unknown" for every native error: a table of [`ErrorClass`] where there
+//!   are many codes, else a `match`. Only an answer, or a failure before the request was sent, is of effect none.
+//! - **Connections**: see below.
+//! - **Settings**: [`split_url`] takes dlock's parameters out of a URL. `dlock.lease` and `dlock.poll` never reach a
+//!   driver: `dlock::connect` takes them.
+//! - **Capabilities**: [`Capabilities::new`](super::Capabilities::new), then its public fields. Set `shares` and
+//!   `raises`: records decide about both. The `store` names the place, without user and password, in the same words
+//!   from every client: a [`Pass`](crate::Pass) is matched by it.
+//! - **Wake-ups** instead of polling: [`Subscriptions`] where the server publishes what others say on channels. A
+//!   release must be seen by every read that a wake-up causes: notify after the write was answered, in
+//!   [`RecordStore::notify`], not by the write itself, which a listener may hear before the server has executed it.
+//! - **Keys**: a name has any character but NUL. Where keys may not, [`to_hex`] keeps their order.
 //!
-//! - a clock of the server's own, read in the same step as the records or before it;
-//! - a write that compares and swaps on the server, and a limit on how long the server may work on it: the
-//!   limit and a commit are [`Capabilities::late`](super::Capabilities::late), which is 0 by default;
-//! - the fast paths: see [`RecordStore`];
-//! - an error table that tells "not executed" from "unknown" for every native error;
-//! - connections: some for renewals alone; one that failed, or whose request was dropped, is closed, and so
-//!   are those opened before it: [`Connections`] over a client of which one connection serves one request at
-//!   a time;
-//! - capabilities: [`Capabilities::new`](super::Capabilities::new), then its public fields;
-//! - wake-ups instead of polling: [`Subscriptions`] where the server publishes what others say on channels.
+//! # Connections
+//! A client of which one connection serves one request at a time (SQL) takes [`Connections`]: some connections are
+//! for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it.
+//!
+//! A client that sends all requests over one connection (NATS, HTTP/2) needs no list, but four rules:
+//!
+//! - Without a connection a request waits for one until [`Call::give_up`]. Then it is
+//!   [`unavailable`](super::DriverError::unavailable).
+//! - When the connection is lost, every request in flight fails at once, as
+//!   [`unanswered`](super::DriverError::unanswered). Most clients reconnect without a word, and their own time limit
+//!   would decide.
+//! - A request that a few seconds leave without an answer is unanswered too, and the connection is given up: behind a
+//!   lost answer nothing more may come. Renewals go over it.
+//! - A client may keep a request while it is disconnected, and send it later: so it must carry its not-after.
+//!
+//! The first connection is tried once, so that a program learns at its start that it cannot work.
 
 mod answer_limit;
 mod backoff;
@@ -35,6 +61,7 @@ mod columns;
 mod connections;
 mod deadlines;
 mod error_table;
+mod hex;
 mod hold_set;
 mod record;
 mod record_driver;
@@ -54,11 +81,13 @@ pub use columns::Columns;
 pub use connections::{ConnectionOutcome, Connections, Dialed, Dialer, Lent};
 pub use deadlines::Deadlines;
 pub use error_table::{ErrorClass, Failure};
+pub use hex::{from_hex, to_hex};
 pub use hold_set::{HoldSet, HoldSetError};
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver, WAITERS_MARK};
 pub use record_store::{
-    Call, Class, Expected, Freed, Listed, Read, RecordStore, Stored, Write, Written, renewed,
+    Call, Class, Expected, Freed, Listed, Read, RecordStore, Stored, Waiters, Write, Written,
+    renewed,
 };
 pub use server_clock::ServerClock;
 pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};

@@ -11,7 +11,6 @@ use crate::{
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, stream};
 use std::{collections::HashMap, fmt::Debug, time::Duration};
 
 /// A store that keeps one [`Record`] per name and can replace a record that is unchanged since it was read.
@@ -32,10 +31,26 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 /// | `free` | that owner's only hold is the one, and lives; `min_hold_until` is not in the future | no owner, no holds, no `holder_info`; `unavailable_until` and `min_hold_until`: 0; the rest as it was |
 /// | `extend` | that owner's only hold is the one, and lives; the entry has a lease | the end of the hold and `unavailable_until`: the greater of the end and a lease from now; the rest as it was |
 ///
+/// # Versions
+/// A store with revisions of its own compares those: `read` shows the revision as the record's `version`, and `write`
+/// ignores the `version` of its record. A revision must not come back for the same name; where a marker is left of
+/// a deleted record, show an empty record with the marker's revision.
+///
+/// # Late writes
+/// `write` may be executed long after it was sent: it lay in a connection, or in a server that was stopped. Ways to
+/// make it harmless, the first that the store has:
+///
+/// - The write's condition compares the server's time with the not-after.
+/// - The server stamps what it stores. The write then stores its not-after, the new record and the one that it
+///   replaces. Every reader takes the new one if the stamp is not after the not-after, else the old one. The answer
+///   is [`Written::Written`] once the server's time is known to be before the not-after, else the stamp decides.
+/// - The write depends on something that ends by the server's clock, such as a session or a key with a lifetime; what
+///   it may end later than asked for is part of [`Capabilities::late`].
+///
 /// # Tests
 /// The suite loses and delays single requests, which it finds by a mark on the wire: see `Backend::request`
-/// of the suite. Mark `take` as acquire, `free` as release and `extend` as renew: they are the first request
-/// of each. [`Call::class`] tells what a `write` is for.
+/// of the suite. Mark every `write` by [`Call::class`]: acquire, renewal, and release for any other. Mark `take` as
+/// acquire, `free` as release and `extend` as renew. Reads have no mark.
 ///
 /// # Secrets
 /// [`RecordDriver`](super::RecordDriver) shows the store in its `Debug`. Options with a password need a
@@ -45,7 +60,7 @@ use std::{collections::HashMap, fmt::Debug, time::Duration};
 /// A dropped future gives up at most the connection it used; what it asked for may still happen until `not_after`.
 #[async_trait]
 pub trait RecordStore: Debug + Send + Sync + 'static {
-    /// What the store can do. [`Capabilities::wake`] says whether [`wake_ups`](Self::wake_ups) delivers anything.
+    /// What the store can do. [`Capabilities::wake`] says whether [`waiters`](Self::waiters) are woken.
     fn capabilities(&self) -> &Capabilities;
 
     /// Reads the records of `names`, in their order, and the store's time in the same step or before it.
@@ -93,6 +108,11 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     /// come after `after`.
     ///
     /// - Free and damaged records are listed too.
+    /// - A page should cost what it shows, not what the store has: the suite asks for four names a page beside
+    ///   thousands. A store that can only list all keys may keep their names from the page that begins a walk,
+    ///   whose `after` is empty, for those that follow.
+    ///
+    /// It has no give-up; the core limits its time.
     ///
     /// # Errors
     /// When the store did not answer.
@@ -100,7 +120,9 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
 
     /// Deletes the records that [`Record::is_forgettable`] among the next names whose bytes come after
     /// `after`, a bounded number of them. Answers where these end; `None`: no name is behind them. Called in
-    /// the background, once in [`grants_per_sweep`](Self::grants_per_sweep) grants.
+    /// the background, once in [`grants_per_sweep`](Self::grants_per_sweep) grants. A store whose records have a
+    /// lifetime of their own answers `None` at once: each write gives its record one that ends a day or more after
+    /// `unavailable_until` and `token`, the later of the two.
     ///
     /// # Errors
     /// When the store did not answer. The driver goes on from `after` the next time.
@@ -166,10 +188,9 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
         Ok(batch.iter().map(|_| None).collect())
     }
 
-    /// Wake-ups: [`WakeUp::Free`] for a name that [`notify`](Self::notify) was called for, [`WakeUp::Resync`]
-    /// after a gap. Taken once.
-    fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        stream::empty().boxed()
+    /// What wakes the waiters of this client; `None`: nothing, and they poll.
+    fn waiters(&self) -> Option<&dyn Waiters> {
+        None
     }
 
     /// Whether waiters mark the record, and a release that finds the mark calls [`notify`](Self::notify). Not
@@ -177,16 +198,6 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     fn marks(&self) -> bool {
         true
     }
-
-    /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked,
-    /// so that no release is missed. Answers whether wake-ups can be expected; where they cannot, the waiter
-    /// polls. A dropped future leaves the ticket registered.
-    async fn listen(&self, _name: &LockName, _ticket: Ticket) -> bool {
-        false
-    }
-
-    /// That ticket waits no more.
-    fn forget_ticket(&self, _name: &LockName, _ticket: Ticket) {}
 
     /// Wakes the waiters of a name in every client. Called after a release, if the record is marked.
     /// A failure is not reported: waiters poll as well.
@@ -196,12 +207,28 @@ pub trait RecordStore: Debug + Send + Sync + 'static {
     async fn close(&self);
 }
 
+/// The waiters of one client, and what wakes them, such as [`Subscriptions`](super::Subscriptions).
+#[async_trait]
+pub trait Waiters: Send + Sync {
+    /// The wake-ups: [`WakeUp::Free`] for a name that [`notify`](RecordStore::notify) was called for,
+    /// [`WakeUp::Resync`] after a gap. Taken once; after that it is empty.
+    fn stream(&self) -> BoxStream<'static, WakeUp>;
+
+    /// Begins to listen for wake-ups of a name, for that ticket. Called before the record is read and marked,
+    /// so that no release is missed. Answers whether wake-ups can be expected; where they cannot, the waiter
+    /// polls. A dropped future leaves the ticket registered.
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool;
+
+    /// That ticket waits no more.
+    fn forget(&self, name: &LockName, ticket: Ticket);
+}
+
 /// What a request may use of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// What the request is for.
     pub class: Class,
-    /// Until then it may wait for a connection.
+    /// Until then it may wait for a connection. About then the core drops the future.
     pub give_up: Instant,
 }
 

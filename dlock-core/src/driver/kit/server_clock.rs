@@ -14,6 +14,9 @@ use std::{
 /// server's time in the handshake, so that every request carries one. Connections to one and the same server
 /// may share one, if each handshake records the time.
 ///
+/// Given the instant at which the request was sent as `received`, it errs on the late side instead: what it says
+/// was answered in time, was executed in time.
+///
 /// An error reply without the server's time changes nothing: the last estimate stays. After a connection
 /// error, or a missing reply, the next request uses another connection, with the estimate of its handshake.
 ///

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 /// use futures_util::StreamExt;
 ///
 /// let wake_ups = WakeUps::new();
-/// let mut stream = wake_ups.take().expect("no one took it before");
+/// let mut stream = wake_ups.stream();
 /// wake_ups.send(WakeUp::Free("orders:42".parse()?));
 /// wake_ups.close();
 /// assert!(matches!(stream.next().await, Some(WakeUp::Free(_))));
@@ -71,6 +71,11 @@ impl WakeUps {
         let queued = if *is_full { WakeUp::Resync } else { wake_up };
         // There is room, since nothing else sends. A reader that is gone misses nothing.
         let _sent = sender.try_send(queued);
+    }
+
+    /// The stream; after the first call an empty one.
+    pub fn stream(&self) -> BoxStream<'static, WakeUp> {
+        self.take().unwrap_or_else(|| stream::empty().boxed())
     }
 
     /// The stream; `None`: it was taken before.

@@ -25,6 +25,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
+use futures_util::{StreamExt, stream};
 use std::{
     fmt::Debug,
     num::NonZeroU32,
@@ -177,10 +178,10 @@ impl<S: RecordStore> RecordDriver<S> {
     /// for keeps its wake-ups.
     async fn waits_no_more(&self, req: &Acquire) {
         if let Some(next) = req.next_ticket {
-            self.store.listen(&req.name, next).await;
+            self.listen(&req.name, next).await;
         }
-        if let Some(ticket) = req.ticket {
-            self.store.forget_ticket(&req.name, ticket);
+        if let (Some(waiters), Some(ticket)) = (self.store.waiters(), req.ticket) {
+            waiters.forget(&req.name, ticket);
         }
     }
 
@@ -204,6 +205,13 @@ impl<S: RecordStore> RecordDriver<S> {
         Box::pin(self.decide_acquire(req)).await
     }
 
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+        match self.store.waiters() {
+            Some(waiters) => waiters.listen(name, ticket).await,
+            None => false,
+        }
+    }
+
     fn wakes(&self) -> bool {
         self.store.capabilities().wake != Wake::Poll
     }
@@ -212,7 +220,7 @@ impl<S: RecordStore> RecordDriver<S> {
     async fn decide_acquire(&self, req: &Acquire) -> Result<Option<Acquired>> {
         let wakes = self.wakes();
         let listens = match req.ticket {
-            Some(ticket) if wakes => self.store.listen(&req.name, ticket).await,
+            Some(ticket) if wakes => self.listen(&req.name, ticket).await,
             _ => false,
         };
         let call = Call {
@@ -523,7 +531,9 @@ impl<D: RecordBacked> DistributedLock for D {
 
     /// There is no queue in the store: a ticket is only a wish to be woken.
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.record_driver().store.forget_ticket(name, ticket);
+        if let Some(waiters) = self.record_driver().store.waiters() {
+            waiters.forget(name, ticket);
+        }
         Ok(())
     }
 
@@ -542,7 +552,8 @@ impl<D: RecordBacked> DistributedLock for D {
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.record_driver().store.wake_ups()
+        let waiters = self.record_driver().store.waiters();
+        waiters.map_or_else(|| stream::empty().boxed(), |waiters| waiters.stream())
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {

@@ -6,14 +6,14 @@
 //! the connection after its last channel. When the connection is lost, every waiter polls, and subscribes
 //! again.
 
-use super::wake_ups::WakeUps;
+use super::{record_store::Waiters, wake_ups::WakeUps};
 use crate::{
     driver::{Result, Ticket, WakeUp},
     error::DriverError,
     name::LockName,
 };
+use async_trait::async_trait;
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, stream};
 use sha2::{Digest, Sha256};
 use std::{
     collections::{HashMap, HashSet},
@@ -28,6 +28,10 @@ use tokio::{
 };
 
 /// A connection on which a server publishes what others say on channels.
+///
+/// Where the driver's own connection can subscribe, too, `Connection` is the list of its subscriptions, such as a
+/// `StreamMap`: [`connect`](Self::connect) makes an empty one, [`next`](Self::next) waits while it is empty, and fails
+/// when the connection is lost, also where the client subscribes again by itself, because something was missed.
 pub trait Subscriber: Send + Sync + 'static {
     /// The native connection. It is closed by dropping it.
     type Connection: Send;
@@ -108,19 +112,29 @@ impl<S: Subscriber> Subscriptions<S> {
         }))
     }
 
-    /// The stream of wake-ups: see [`RecordStore::wake_ups`](super::RecordStore::wake_ups).
-    pub fn stream(&self) -> BoxStream<'static, WakeUp> {
-        let wake_ups = self.0.wake_ups.take();
-        wake_ups.unwrap_or_else(|| stream::empty().boxed())
+    /// What connects.
+    pub fn subscriber(&self) -> &S {
+        &self.0.subscriber
     }
 
-    /// Registers a ticket as waiting for a name, and subscribes to its channel: see
-    /// [`RecordStore::listen`](super::RecordStore::listen). Where that takes long, it answers `false` and
-    /// goes on: the waiter polls, and its next poll finds the channel. Call it inside a runtime.
-    ///
-    /// # Cancel safety
-    /// The ticket stays registered.
-    pub async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
+    /// Ends the stream, the task and its connection.
+    pub fn close(&self) {
+        self.0.wake_ups.close();
+        if let Some((_, task)) = self.0.state().task.take() {
+            task.abort();
+        }
+    }
+}
+
+#[async_trait]
+impl<S: Subscriber> Waiters for Subscriptions<S> {
+    fn stream(&self) -> BoxStream<'static, WakeUp> {
+        self.0.wake_ups.stream()
+    }
+
+    /// Where it takes long to subscribe to the channel, this answers `false` and goes on: the waiter polls, and its
+    /// next poll finds the channel. Call it inside a runtime.
+    async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let hash = hash_of(name.as_str());
         let wishes = {
             let mut state = self.0.state();
@@ -145,13 +159,7 @@ impl<S: Subscriber> Subscriptions<S> {
         matches!(timeout(LISTEN, subscribing).await, Ok(Some(())))
     }
 
-    /// What connects.
-    pub fn subscriber(&self) -> &S {
-        &self.0.subscriber
-    }
-
-    /// Removes a ticket: see [`RecordStore::forget_ticket`](super::RecordStore::forget_ticket).
-    pub fn forget(&self, name: &LockName, ticket: Ticket) {
+    fn forget(&self, name: &LockName, ticket: Ticket) {
         let (hash, mut state) = (hash_of(name.as_str()), self.0.state());
         let Some(names) = state.waiting.get_mut(&hash) else {
             return;
@@ -162,14 +170,6 @@ impl<S: Subscriber> Subscriptions<S> {
         names.retain(|_, tickets| !tickets.is_empty());
         if names.is_empty() {
             state.waiting.remove(&hash);
-        }
-    }
-
-    /// Ends the stream, the task and its connection.
-    pub fn close(&self) {
-        self.0.wake_ups.close();
-        if let Some((_, task)) = self.0.state().task.take() {
-            task.abort();
         }
     }
 }

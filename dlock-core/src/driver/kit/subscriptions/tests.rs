@@ -2,7 +2,7 @@
 
 use super::{AWAY, CHANNELS, Subscriber, Subscriptions, TICK, channel_of, hash_of};
 use crate::{
-    driver::{Result, Ticket, WakeUp},
+    driver::{Result, Ticket, WakeUp, kit::Waiters},
     error::DriverError,
     name::LockName,
 };

@@ -88,6 +88,12 @@ pub(crate) enum Command {
     /// Show the locks that are held, and go on showing them: in a terminal as a table that stays in its
     /// place, until q or Ctrl-C.
     Watch(Watch),
+    /// Free the locks of holders that are proven to be dead, before their leases end.
+    ///
+    /// The witness is asked about the holder of each lock. It has to know that the process has ended, not only
+    /// that it does not answer: a holder that lives would run beside the next one.
+    #[command(after_help = MONITOR)]
+    Monitor(Monitor),
     /// Install the man pages, and the completions of bash, zsh and fish.
     InstallExtras {
         /// Below which directory. Default: /usr/local for root, else ~/.local.
@@ -111,6 +117,12 @@ const LEAD: &str = "\
 INT, TERM and QUIT are forwarded to the command; when it has ended, dlock resigns and ends with its exit code. A command that \
 INT, QUIT or HUP ended ends dlock too, as does one that cannot be executed. The command gets the variables of dlock exec; \
 DLOCK_TOKEN is the number of the term, greater than that of every term before.";
+
+const MONITOR: &str = "\
+A witness is `same-host`, which knows the processes of this machine, `kubernetes`, which takes a holder's host for a pod of \
+kubectl's namespace and knows those that have succeeded or failed, or any shell command. The command gets DLOCK_NAME, \
+DLOCK_HOST, DLOCK_PID, DLOCK_NOTE, DLOCK_TOKEN and DLOCK_AGE_MS. Its exit code is 0 if the holder lives, 1 if it is dead; any \
+other means that it does not know.";
 
 /// How long to wait for a lock, as flock(1) has it.
 #[derive(Debug, Args)]
@@ -293,6 +305,25 @@ pub(crate) struct Only {
     /// Whatever its token.
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Monitor {
+    /// Only locks whose names begin with this.
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// What knows whether a holder is dead: same-host, kubernetes, or a shell command.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) witness: String,
+    /// How often it is asked.
+    #[arg(long, value_name = "DUR", default_value = "2s", value_parser = lease)]
+    pub(crate) every: Duration,
+    /// How often in a row it has to say that a holder is dead.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) misses: u32,
+    /// For how long it has to have said so.
+    #[arg(long, value_name = "DUR", default_value = "15s", value_parser = least)]
+    pub(crate) delay: Duration,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod doctor;
 mod exec;
 mod exit;
 mod extras;
+mod monitor;
 mod output;
 mod secret;
 mod signals;
@@ -157,6 +158,7 @@ async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output)
         (Command::Inspect { names }, _) => admin::inspect(&client, &names, output).await,
         (Command::List { prefix }, _) => admin::list(&client, &prefix, output).await,
         (Command::Break(args), _) => admin::break_lock(&client, args, output).await,
+        (Command::Monitor(args), _) => monitor::run(&client, &args, output).await,
         (Command::Watch(args), _) => watch::run(&client, &args, output).await,
         (Command::Doctor(_), _) => doctor::run(&client, output).await,
         // These were handled above, or run with signals.

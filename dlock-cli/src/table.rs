@@ -42,7 +42,17 @@ fn holder(lock: &Snapshot) -> String {
 }
 
 fn line([holder, age, ends, waiting, name]: [&str; 5]) -> String {
+    let holder = cut(holder, 26); // the rest of a long note is in `inspect`
     format!("{holder:<26} {age:>7} {ends:>7} {waiting:>7}  {name}")
+}
+
+/// At most that many characters of a text; the last one says that some are missing.
+pub(crate) fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let kept = text.chars().take(most.saturating_sub(1));
+    kept.chain(['…']).collect()
 }
 
 /// A time in at most six characters: its two largest units.
@@ -59,7 +69,7 @@ fn short(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{header, line, short};
+    use super::{cut, header, line, short};
     use std::time::Duration;
 
     #[test]
@@ -74,6 +84,15 @@ mod tests {
         ] {
             assert_eq!(short(Duration::from_millis(millis)), text);
         }
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_visibly_and_moves_no_column() {
+        assert_eq!(cut("four", 4), "four");
+        assert_eq!(cut("fünf!", 4), "fün…");
+        let holder = "4711 on web1.example.org, \"nightly\"";
+        let row = line([holder, "7s", "1s", "0", "x"]);
+        assert_eq!(row.chars().count(), line(["", "7s", "1s", "0", "x"]).len());
     }
 
     #[test]

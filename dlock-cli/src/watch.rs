@@ -10,6 +10,7 @@ use dlock::{Client, Error, Snapshot};
 use futures_util::{StreamExt, TryStreamExt};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 use std::{
+    env,
     fmt::Write as _,
     io::{self, IsTerminal, Read, Write},
     sync::Arc,
@@ -23,7 +24,8 @@ use tokio::{
 };
 
 pub(crate) async fn run(client: &Client, args: &Watch, output: &Output) -> Exit {
-    let in_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    let can_draw = env::var_os("TERM").is_none_or(|term| term != "dumb");
+    let in_terminal = io::stdin().is_terminal() && io::stdout().is_terminal() && can_draw;
     if output.is_json() || !in_terminal {
         return print(client, args, output).await;
     }
@@ -92,8 +94,9 @@ async fn show(client: &Client, args: &Watch, screen: &mut Screen) -> Exit {
     let signals = (
         signal(SignalKind::terminate()),
         signal(SignalKind::hangup()),
+        signal(SignalKind::window_change()),
     );
-    let (Ok(mut terminate), Ok(mut hang_up)) = signals else {
+    let (Ok(mut terminate), Ok(mut hang_up), Ok(mut resized)) = signals else {
         return Exit::UNREACHABLE;
     };
     let backend = client.capabilities().backend;
@@ -116,6 +119,7 @@ async fn show(client: &Client, args: &Watch, screen: &mut Screen) -> Exit {
             () = screen.quit.notified() => return Exit::DONE,
             _ = terminate.recv() => return Exit::signal(SignalKind::terminate().as_raw_value()),
             _ = hang_up.recv() => return Exit::signal(SignalKind::hangup().as_raw_value()),
+            _ = resized.recv() => {}
             found = next => {
                 table.truncate(1);
                 table.extend(found);
@@ -192,9 +196,10 @@ fn wait_for_quit(quit: &Notify) {
 /// q, Q and Ctrl-C.
 const QUIT: [u8; 3] = [b'q', b'Q', 3];
 
-/// To the terminal's other screen, without a cursor; and back.
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// To the terminal's other screen, without a cursor and without wrapping, because some characters are two columns
+/// wide; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 fn put(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
@@ -204,7 +209,7 @@ fn put(text: &str) -> io::Result<()> {
 
 /// The text that draws the lines over what was there.
 fn frame(lines: &[String], columns: usize, rows: usize) -> String {
-    let cut = |line: &str| line.chars().take(columns).collect::<String>();
+    let cut = |line: &str| table::cut(line, columns);
     let hidden = lines.len().saturating_sub(rows);
     let shown = match hidden {
         0 => lines,
@@ -241,7 +246,7 @@ mod tests {
         );
         assert!(shown.ends_with("and 2 more\x1b[K\x1b[J"), "{shown:?}");
         assert!(
-            frame(&lines, 4, 5).contains("line\x1b[K"),
+            frame(&lines, 4, 5).contains("lin…\x1b[K"),
             "cut to the width"
         );
     }

@@ -12,7 +12,7 @@
 //! | `until` | when the last hold ends, or the minimum hold where there is no holder; 1970: available |
 //! | `keep` | the end of the minimum hold that a release of this incarnation asked for; 1970: none |
 //! | `since` | when the lock was taken, or became free |
-//! | `note` | the first holder's `PID HOST` |
+//! | `note` | the first holder's `PID HOST @MACHINE NOTE` |
 //! | `returned` | the version at which a permit was returned while others were held; absent: none was |
 //! | `version` | one more with every write, a long |
 //! | `mark` | the random number of the command for several names that took or freed the lock last |

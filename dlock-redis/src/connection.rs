@@ -379,13 +379,13 @@ impl Connection {
             Some(shared) => Native::Shared(Arc::clone(shared)),
             None => {
                 let native = self.own(id, &gone).await;
-                Native::Own(native.map_err(|cause| error::unreached(at, cause))?)
+                Native::Own(native.map_err(|cause| self.dialer.unreached(at, cause))?)
             }
         };
         let server = ServerClock::new();
         let greeting = tokio::time::timeout(self.dialer.within(), greet(native.clone())).await;
         let greeting = greeting.map_err(|_| error::no_greeting(at))?;
-        let greeting = greeting.map_err(|cause| error::unreached(at, cause))?;
+        let greeting = greeting.map_err(|cause| self.dialer.unreached(at, cause))?;
         if greeting.is_clustered {
             return Err(error::clustered(at));
         }

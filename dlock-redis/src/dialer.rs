@@ -3,11 +3,13 @@
 use crate::{
     commands,
     config::{RedisConfig, SentinelConfig},
+    error,
     sentinel::Sentinels,
 };
+use dlock_core::driver::DriverError;
 use redis::{
-    AsyncConnectionConfig, Client, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisResult,
-    Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ProtocolVersion, PushInfo, RedisConnectionInfo,
+    RedisError, RedisResult, Value,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
@@ -28,6 +30,8 @@ pub(crate) struct Dialer {
     sentinels: Option<Sentinels>,
     /// The place of the server, for messages.
     at: String,
+    /// Whether it is spoken to over TLS.
+    tls: bool,
     within: Duration,
     /// The shortest lease that a caller asked for, in ms.
     shortest: AtomicU64,
@@ -61,6 +65,7 @@ impl Dialer {
                 |it| format!("the master {:?}", it.name),
             ),
             sentinels: sentinels.map(follow).transpose()?,
+            tls: matches!(server.addr(), ConnectionAddr::TcpTls { .. }),
             client: Client::open(server)?,
             within: config.connect_within,
             shortest: AtomicU64::new(u64::MAX),
@@ -71,6 +76,11 @@ impl Dialer {
     /// The place of the server, for messages.
     pub(crate) fn at(&self) -> &str {
         &self.at
+    }
+
+    /// A connection that could not be opened, or over which no answer came.
+    pub(crate) fn unreached(&self, at: &str, cause: RedisError) -> DriverError {
+        error::unreached(at, self.tls, cause)
     }
 
     /// Records a lease that is in use from now on: a lost connection has to be back before it ends.

@@ -19,7 +19,7 @@ type Class = ErrorClass<&'static str, bool>;
 /// queue has done its work by then; the driver repeats the request.) A code outside this table may come
 /// from the middle of a script, so its effect is unknown.
 #[rustfmt::skip]
-const TABLE: [Class; 28] = {
+const TABLE: [Class; 30] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use RetryClass::{Later, Never, Now};
@@ -45,6 +45,7 @@ const TABLE: [Class; 28] = {
         Class::new("UNKILLABLE", Unavailable, Later, None, false, "the server is running a script that cannot be stopped"),
         Class::new("WRONGPASS", Unavailable, Never, None, false, "the server refused user or password"),
         Class::new("WRONGTYPE", Misuse, Never, None, false, "the key holds something other than a lock of dlock or Redisson (a SET NX lock?): remove it, or change dlock.prefix"),
+        Class::new(NO_DATABASE, Misuse, Never, None, false, "the server does not have the database whose number the URL ends with: use a smaller number, or raise `databases` in the server's configuration"),
         Class::new("unknown command", Unsupported, Never, None, false, "the server lacks a command: dlock needs Redis 6.2 or newer with EVALSHA allowed"),
         // It comes from the middle of a script, after commands that the user may run: the only refusal
         // with an unknown effect.
@@ -53,6 +54,7 @@ const TABLE: [Class; 28] = {
         Class::new("acl failure in script", Unavailable, Never, Unknown, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
         // Not codes of the server: names for errors that the client itself reports.
         Class::new("dial", Unavailable, Later, None, true, "the server could not be reached: check that it runs, that the URL has its address, and that nothing in between blocks the connection"),
+        Class::new("tls", Unavailable, Later, None, true, "the TLS handshake was not answered: does the server speak TLS on this port (tls-port)? Name its TLS port, or use redis:// instead of rediss:// on a network that you trust"),
         Class::new("io", Unavailable, Later, Unknown, true, "the connection failed before the answer came"),
         Class::new("config", Misuse, Never, None, false, "the Redis settings cannot work"),
         // The byte stream cannot be trusted any more.
@@ -72,13 +74,31 @@ pub(crate) fn failed(cause: RedisError) -> Failure<bool> {
 }
 
 /// A connection to that address that could not be opened. Whatever the reason, no request was sent.
-pub(crate) fn unreached(at: &str, cause: RedisError) -> DriverError {
-    let class = match by_code("dial") {
+pub(crate) fn unreached(at: &str, tls: bool, cause: RedisError) -> DriverError {
+    let code = if tls && is_no_tls(&cause) {
+        "tls"
+    } else {
+        "dial"
+    };
+    let class = match by_code(code) {
         Some(class) if cause.is_io_error() => class,
         _ => classify(&cause),
     };
     let error = class.error(format!("{at}: {}", class.advice));
-    error.with_effect(Effect::None).with_source(cause)
+    let error = error.with_effect(Effect::None);
+    match class.code {
+        NO_DATABASE => error, // which says all that the cause does
+        _ => error.with_source(cause),
+    }
+}
+
+/// The words of a server that has not so many databases.
+const NO_DATABASE: &str = "db index is out of range";
+
+/// Whether a handshake failed as one with a server that does not speak TLS does: the server waits for the end of a
+/// command, or says in plain text that it knows no such command.
+fn is_no_tls(cause: &RedisError) -> bool {
+    cause.is_timeout() || cause.to_string().contains("corrupt message")
 }
 
 /// Without its notifications a waiter misses each turn, and all others pass it.
@@ -349,6 +369,10 @@ mod tests {
                 said(
                     "ERR ACL failure in script: User locker has no permissions to run the 'pexpire' command script: 65807aad, on @user_script:101.",
                 ),
+            ),
+            (
+                "db index is out of range",
+                said("ERR DB index is out of range"),
             ),
             ("", said("ERR something new")),
             ("io", io(io::ErrorKind::BrokenPipe)),

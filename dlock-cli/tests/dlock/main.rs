@@ -13,6 +13,7 @@ mod exec;
 mod home;
 mod lead;
 mod loss;
+mod monitor;
 mod pty;
 mod readme;
 mod secrets;

@@ -553,8 +553,8 @@ const STORES: &[Row] = &[
             "echo",
             "ran",
         ],
-        69,
-        &["database"],
+        64,
+        &["does not have the database"],
     ),
     Row(
         &[
@@ -567,7 +567,7 @@ const STORES: &[Row] = &[
             "ran",
         ],
         69,
-        &["could not be reached"],
+        &["does the server speak TLS", "redis://"],
     ),
     Row(
         &[
@@ -662,7 +662,7 @@ fn is_right(out: &Out, code: i32, words: &[String]) -> bool {
     let error = &out.stderr;
     out.code() == code
         && words.iter().all(|words| error.contains(words.as_str()))
-        && ["canary", "Some(", "Err("]
+        && ["canary", "Some(", "Err(", "ResponseError"]
             .iter()
             .all(|text| !error.contains(text))
         && !out.stdout.contains("ran")

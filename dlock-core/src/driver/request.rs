@@ -7,12 +7,17 @@ use crate::{
     owner::{HoldId, MAX_SHARERS, Mode, Owner},
     token::FencingToken,
 };
+use rustix::{
+    io::Errno,
+    process::{Pid, test_kill_process},
+};
 use std::{
-    fmt,
+    fmt, fs,
     num::NonZeroU64,
     sync::{Arc, LazyLock},
     time::Duration,
 };
+use uuid::Uuid;
 
 /// A group of names that share a fate: a session, a shard, a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,6 +137,8 @@ pub struct HolderInfo {
     pub pid: u32,
     /// What it says of itself, such as its job; at most 32 bytes, and often empty.
     pub note: String,
+    /// The running system whose process it is.
+    machine: Option<u32>,
 }
 
 impl HolderInfo {
@@ -146,7 +153,31 @@ impl HolderInfo {
     #[must_use]
     pub fn here() -> Self {
         let uname = rustix::system::uname();
-        Self::new(uname.nodename().to_string_lossy(), std::process::id())
+        let info = Self::new(uname.nodename().to_string_lossy(), std::process::id());
+        Self {
+            machine: machine(),
+            ..info
+        }
+    }
+
+    /// Whether the process has ended; `None`: that cannot be known here, because it is or was a process of another
+    /// machine or container, or of this machine before it was last started.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::HolderInfo;
+    ///
+    /// assert_eq!(HolderInfo::here().has_ended(), Some(false));
+    /// assert_eq!(HolderInfo::new("web7", 4711).has_ended(), None);
+    /// ```
+    #[must_use]
+    pub fn has_ended(&self) -> Option<bool> {
+        if self.machine.is_none() || self.machine != machine() || self.host != Self::here().host {
+            return None;
+        }
+        let pid = Pid::from_raw(self.pid.try_into().ok()?)?;
+        // The process of another user exists, too, and so does the next one that has its id.
+        Some(test_kill_process(pid) == Err(Errno::SRCH))
     }
 
     /// Builds holder info. The host is cut to 64 bytes and loses its control characters and blanks.
@@ -163,11 +194,12 @@ impl HolderInfo {
             host: cut(host.as_ref(), 64, char::is_whitespace),
             pid,
             note: String::new(),
+            machine: None,
         }
     }
 
-    /// Adds a note for whoever inspects the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
-    /// its control characters and the blanks round it.
+    /// Adds a note for people who inspect the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
+    /// its control characters, the blanks round it, and each `@` before it.
     ///
     /// # Examples
     /// ```
@@ -179,7 +211,7 @@ impl HolderInfo {
     #[must_use]
     pub fn with_note(mut self, note: impl AsRef<str>) -> Self {
         let kept = cut(note.as_ref(), Self::MAX_NOTE_BYTES, |_| false);
-        self.note = kept.trim().to_owned();
+        self.note = kept.trim().trim_start_matches(['@', ' ']).to_owned();
         self
     }
 
@@ -200,10 +232,17 @@ impl HolderInfo {
         let Some((pid, rest)) = text.split_once(' ') else {
             return Self::default();
         };
-        let (host, note) = rest.split_once(' ').unwrap_or((rest, ""));
-        match pid.parse() {
-            Ok(pid) => Self::new(host, pid).with_note(note),
-            Err(_) => Self::default(),
+        let Ok(pid) = pid.parse() else {
+            return Self::default();
+        };
+        let (host, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (machine, note) = match rest.strip_prefix('@') {
+            Some(rest) => rest.split_once(' ').unwrap_or((rest, "")),
+            None => ("", rest),
+        };
+        Self {
+            machine: u32::from_str_radix(machine, 16).ok(),
+            ..Self::new(host, pid).with_note(note)
         }
     }
 }
@@ -222,10 +261,25 @@ fn cut(text: &str, bytes: usize, unwanted: fn(char) -> bool) -> String {
     kept
 }
 
-/// `PID HOST`, or `PID HOST NOTE`, one line: the stored form.
+/// Identifies this running system and the namespace of its process ids, in which no two processes have one id.
+fn machine() -> Option<u32> {
+    static MACHINE: LazyLock<Option<u32>> = LazyLock::new(|| {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let ids = fs::read_link("/proc/self/ns/pid").ok()?;
+        let text = format!("{boot}{}", ids.display());
+        let hash = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes());
+        Some(hash.as_fields().0)
+    });
+    *MACHINE
+}
+
+/// `PID HOST`, with ` @MACHINE` and ` NOTE` if there are such, one line of at most 128 bytes: the stored form.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.pid, self.host)?;
+        if let Some(machine) = self.machine {
+            write!(f, " @{machine:08x}")?;
+        }
         match self.note.as_str() {
             "" => Ok(()),
             note => write!(f, " {note}"),
@@ -320,5 +374,39 @@ pub struct Ticket(pub NonZeroU64);
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HolderInfo;
+
+    #[test]
+    fn the_longest_holder_info_has_128_bytes_and_is_read_as_it_was_written() {
+        let long = HolderInfo {
+            machine: Some(u32::MAX),
+            ..HolderInfo::new("h".repeat(70), u32::MAX).with_note("n".repeat(40))
+        };
+        for info in [
+            HolderInfo::here(),
+            HolderInfo::here().with_note("@ a job"),
+            long,
+        ] {
+            let text = info.to_string();
+            assert!(text.len() <= 128, "{text}");
+            assert_eq!(HolderInfo::parse(&text), info);
+        }
+    }
+
+    #[test]
+    fn text_without_a_machine_is_of_a_process_that_is_not_known_here() {
+        let host = HolderInfo::here().host;
+        for text in [
+            format!("1 {host}"),
+            format!("1 {host} a job"),
+            format!("1 {host} @xyz"),
+        ] {
+            assert_eq!(HolderInfo::parse(&text).has_ended(), None, "{text}");
+        }
     }
 }

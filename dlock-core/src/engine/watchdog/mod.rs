@@ -247,13 +247,21 @@ impl Engine {
 
 /// Waits for the answer, even past its give-up: a late one can only help, or prove a loss early.
 async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
-    let answer = renewing.call.late_answer().await;
+    let mut answer = renewing.call.answer().await;
+    {
+        let Some(engine) = client.upgrade() else {
+            return;
+        };
+        let Engine { classes, clock, .. } = &*engine;
+        let store = &classes.store;
+        store.request_ends(Op::Renew, answer.as_ref(), renewing.sent, clock);
+    }
+    if answer.is_none() {
+        answer = renewing.call.late_answer().await;
+    }
     let Some(engine) = client.upgrade() else {
         return;
     };
-    let Engine { classes, clock, .. } = &*engine;
-    let store = &classes.store;
-    store.request_ends(Op::Renew, answer.as_ref(), renewing.sent, clock);
     let answers: Vec<_> = match answer {
         None => {
             engine.watchdog.state().machine.abandon(renewing.id);

@@ -132,6 +132,8 @@ pub struct HolderInfo {
     pub pid: u32,
     /// What it says of itself, such as its job; at most 32 bytes, and often empty.
     pub note: String,
+    /// The presence of its client that the hold depends on.
+    presence: Option<HoldId>,
 }
 
 impl HolderInfo {
@@ -163,11 +165,36 @@ impl HolderInfo {
             host: cut(host.as_ref(), 64, char::is_whitespace),
             pid,
             note: String::new(),
+            presence: None,
         }
     }
 
-    /// Adds a note for whoever inspects the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
-    /// its control characters and the blanks round it.
+    /// The same for a hold that depends on a presence.
+    pub(crate) fn depending_on(&self, presence: HoldId) -> Self {
+        Self {
+            presence: Some(presence),
+            ..self.clone()
+        }
+    }
+
+    /// The id of the [presence](crate::ClientBuilder::presence) that the hold depends on, if any: the lock `~alive:ID`
+    /// is held while the holder's client is there.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{HoldId, HolderInfo};
+    ///
+    /// assert_eq!(HolderInfo::here().presence(), None);
+    /// let info = HolderInfo::parse("4711 web7 ~0000000000000007 nightly report");
+    /// assert_eq!(info.presence(), Some(HoldId::from_bits(7)));
+    /// ```
+    #[must_use]
+    pub fn presence(&self) -> Option<HoldId> {
+        self.presence
+    }
+
+    /// Adds a note for people who inspect the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
+    /// its control characters, the blanks round it and each `~` before it.
     ///
     /// # Examples
     /// ```
@@ -179,7 +206,7 @@ impl HolderInfo {
     #[must_use]
     pub fn with_note(mut self, note: impl AsRef<str>) -> Self {
         let kept = cut(note.as_ref(), Self::MAX_NOTE_BYTES, |_| false);
-        self.note = kept.trim().to_owned();
+        self.note = kept.trim().trim_start_matches(['~', ' ']).to_owned();
         self
     }
 
@@ -200,10 +227,19 @@ impl HolderInfo {
         let Some((pid, rest)) = text.split_once(' ') else {
             return Self::default();
         };
-        let (host, note) = rest.split_once(' ').unwrap_or((rest, ""));
-        match pid.parse() {
-            Ok(pid) => Self::new(host, pid).with_note(note),
-            Err(_) => Self::default(),
+        let Ok(pid) = pid.parse() else {
+            return Self::default();
+        };
+        let (host, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let info = Self::new(host, pid);
+        let Some(rest) = rest.strip_prefix('~') else {
+            return info.with_note(rest);
+        };
+        let (id, note) = rest.split_once(' ').unwrap_or((rest, ""));
+        let info = info.with_note(note);
+        match u64::from_str_radix(id, 16) {
+            Ok(id) => info.depending_on(HoldId::from_bits(id)),
+            Err(_) => info,
         }
     }
 }
@@ -222,10 +258,13 @@ fn cut(text: &str, bytes: usize, unwanted: fn(char) -> bool) -> String {
     kept
 }
 
-/// `PID HOST`, or `PID HOST NOTE`, one line: the stored form.
+/// `PID HOST`, with ` ~PRESENCE` and ` NOTE` if there are such, one line of at most 128 bytes: the stored form.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.pid, self.host)?;
+        if let Some(id) = self.presence {
+            write!(f, " ~{id}")?;
+        }
         match self.note.as_str() {
             "" => Ok(()),
             note => write!(f, " {note}"),

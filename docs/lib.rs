@@ -14,6 +14,7 @@
 #![cfg_attr(doctest, doc = include_str!("migrating/redsync.md"))]
 #![cfg_attr(doctest, doc = include_str!("migrating/rslock.md"))]
 #![cfg_attr(doctest, doc = include_str!("migrating/shedlock.md"))]
+#![cfg_attr(doctest, doc = include_str!("presence.md"))]
 #![cfg_attr(doctest, doc = include_str!("re-entry.md"))]
 #![cfg_attr(doctest, doc = include_str!("sharing.md"))]
 #![cfg_attr(doctest, doc = include_str!("testing.md"))]

@@ -34,6 +34,8 @@ pub enum Clause {
     Late,
     /// A dead process costs its lease and no more.
     Crash,
+    /// The locks of a client whose presence is over are free for others, and it knew before.
+    Presence,
     /// A lock released early stays unavailable for its minimum hold.
     Keep,
     /// Inspecting changes nothing; breaking frees only the named lock.
@@ -59,7 +61,7 @@ pub enum Binds {
 
 impl Clause {
     /// All of them, in the order of the contract.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Mutex,
         Self::Owner,
         Self::Reentry,
@@ -74,6 +76,7 @@ impl Clause {
         Self::Wait,
         Self::Late,
         Self::Crash,
+        Self::Presence,
         Self::Keep,
         Self::Admin,
         Self::Error,
@@ -99,6 +102,7 @@ impl Clause {
             Self::Wait => "wait",
             Self::Late => "late",
             Self::Crash => "crash",
+            Self::Presence => "presence",
             Self::Keep => "keep",
             Self::Admin => "admin",
             Self::Error => "error",

@@ -7,6 +7,7 @@ use crate::{
     engine::{
         Engine,
         call::{ATTEMPT, Call},
+        presence::RESERVED,
         release::ReleaseOutcome,
     },
     error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase},
@@ -91,7 +92,7 @@ impl Admin {
 
     /// Lists the held and unavailable names that begin with `prefix`, in the store's order. A name that is
     /// taken or released meanwhile may be listed or not. The store is asked for one page at a time, when the
-    /// stream is polled.
+    /// stream is polled. Presences of clients, `~alive:…`, are listed only for a prefix that begins so.
     ///
     /// # Errors
     /// When the store did not answer; the stream ends with the error.
@@ -262,9 +263,14 @@ impl Pages {
     async fn next(mut self) -> Result<(Vec<Snapshot>, Option<Self>), Error> {
         let driver = Arc::clone(&self.engine.driver);
         let (prefix, from) = (Arc::clone(&self.prefix), self.from.take());
-        let listed = async move { driver.list(&prefix, from.as_ref(), PAGE).await };
+        let asked = Arc::clone(&prefix);
+        let listed = async move { driver.list(&asked, from.as_ref(), PAGE).await };
         let answer = self.engine.ask(Effect::None, listed).await;
-        let page = answer.map_err(|error| error.of(self.engine.caps.backend))?;
+        let mut page = answer.map_err(|error| error.of(self.engine.caps.backend))?;
+        if !prefix.starts_with(RESERVED) {
+            page.found
+                .retain(|shown| !shown.name.as_str().starts_with(RESERVED));
+        }
         let rest = page.next.map(|next| Self {
             from: Some(next),
             ..self

@@ -9,6 +9,7 @@ use crate::{
         cleanup::Cleanup,
         listen,
         metrics::Classes,
+        presence::Presences,
         watchdog::{self, Watchdog},
     },
     error::{Effect, Error},
@@ -94,6 +95,7 @@ pub struct ClientBuilder {
     poll_interval: Duration,
     note: HolderInfo,
     seed: Option<u64>,
+    presence: Option<Duration>,
 }
 
 impl Client {
@@ -131,6 +133,7 @@ impl Client {
             poll_interval: DEFAULT_POLL_INTERVAL,
             note: HolderInfo::here(),
             seed: None,
+            presence: None,
         }
     }
 
@@ -375,6 +378,35 @@ impl ClientBuilder {
         self
     }
 
+    /// Makes the client's long holds depend on one short lease, its presence, that lasts this long and is renewed
+    /// while the client lives. When a client dies, waiters take its locks over once its presence is over, without
+    /// waiting for their leases. Without this, a client has no presence. Legal are 100 ms to 365 days, as for a lease;
+    /// [`build`](Self::build) checks it. Where holds end with a session, as on `ZooKeeper`, it is `Unsupported`.
+    ///
+    /// The presence is the effective lease: when it cannot be renewed in time, all guards that depend on it are lost
+    /// at once, with the reason [`LossReason::Presence`](crate::LossReason::Presence).
+    ///
+    /// An exclusive lock depends on it if its lease is renewed, and longer than the presence. Such a guard has no
+    /// [`pass`](crate::Guard::pass) and cannot be [detached](crate::Guard::detach). Shared locks and permits, fixed
+    /// leases, locks [with an owner](Lock::with_owner) or a [minimum hold](Lock::min_hold), and holds entered by a
+    /// pass do not depend on it.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(builder: dlock_core::ClientBuilder) -> Result<(), dlock_core::Error> {
+    /// # use std::time::Duration;
+    /// use dlock_core::Lease;
+    ///
+    /// let lease = Lease::renewed(Duration::from_secs(300)); // rarely renewed
+    /// let client = builder.lease(lease).presence(Duration::from_secs(3)).build()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn presence(mut self, length: Duration) -> Self {
+        self.presence = Some(length);
+        self
+    }
+
     /// Makes owners, hold ids and jitter repeatable. For tests and simulation only: the owners are then no
     /// secrets.
     ///
@@ -394,7 +426,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// `Misuse` outside a tokio runtime, and on one without timers. `Unsupported` when the store cannot
-    /// give the default lease. `Unavailable` when the operating system gives no random numbers.
+    /// give the default lease or the presence. `Unavailable` when the operating system gives no random numbers.
     ///
     /// # Examples
     /// ```
@@ -409,6 +441,8 @@ impl ClientBuilder {
             Some(lease) => lease.on(&caps)?,
             None => Lease::default_on(&caps),
         };
+        let presences = self.presence.map(|length| Presences::new(length, &caps));
+        let presences = presences.transpose()?;
         let (deadlines, timing) = Deadlines::start(&self.clock, &handle);
         let engine = Arc::new(Engine {
             watchdog: Arc::new(Watchdog::new(caps.renew_batch)),
@@ -421,6 +455,7 @@ impl ClientBuilder {
             note: Arc::new(self.note),
             cleanup: Cleanup::default(),
             poll_interval: self.poll_interval,
+            presences,
             closing: AtomicBool::new(false),
             detached: Mutex::default(),
             closed: AtomicBool::new(false),

@@ -164,7 +164,7 @@ impl Guard {
     ///
     /// # Errors
     /// [`NotDetached`] returns the guard: `Unsupported` where holds are bound to the client's session,
-    /// `Lost` when the lock is lost.
+    /// and for a hold that depends on its client's [presence](crate::ClientBuilder::presence), `Lost` when the lock is lost.
     ///
     /// # Examples
     /// ```
@@ -180,6 +180,8 @@ impl Guard {
                 "holds of this store end with the client's session and cannot be detached";
             let error = Error::new(ErrorKind::Unsupported, message);
             Some(error.at(self.engine.caps.backend, &self.hold.name))
+        } else if self.hold.presence.is_some() {
+            Some(Error::depends_on_presence().at(self.engine.caps.backend, &self.hold.name))
         } else {
             let detached = self.hold.detach(&self.engine.clock);
             detached.err().map(|reason| self.lost_error(reason))
@@ -313,6 +315,7 @@ async fn attach(
             .class
             .clone()
             .unwrap_or_else(|| engine.classes.unnamed()),
+        presence: None,
     };
     let begun = engine.begin(start, engine.clock.now(), None);
     engine.detached().remove(&detached.hold);

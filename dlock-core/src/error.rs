@@ -163,6 +163,8 @@ pub enum LossReason {
     Session,
     /// The client was shut down and left the lock to its lease.
     Shutdown,
+    /// The client's presence, on which the lock depended, is over. See [`ClientBuilder::presence`](crate::ClientBuilder::presence).
+    Presence,
 }
 
 impl LossReason {
@@ -179,6 +181,7 @@ impl LossReason {
             Self::NotHeld => "not_held",
             Self::Session => "session",
             Self::Shutdown => "shutdown",
+            Self::Presence => "presence",
         }
     }
 }
@@ -192,6 +195,9 @@ impl fmt::Display for LossReason {
             }
             Self::Session => "the session that carried it is over",
             Self::Shutdown => "the client was shut down and left it to its lease",
+            Self::Presence => {
+                "the client's presence expired, could not be renewed in time, or was broken"
+            }
         })
     }
 }
@@ -383,6 +389,15 @@ impl Error {
         )
     }
 
+    /// A hold that depends on its client's presence was to be handed on.
+    pub(crate) fn depends_on_presence() -> Self {
+        Self::new(
+            ErrorKind::Unsupported,
+            "the lock depends on its client's presence and cannot be handed on: acquire it with an owner \
+             (`with_owner`), or through a client without presence",
+        )
+    }
+
     pub(crate) fn lost(reason: LossReason) -> Self {
         Self::lost_because(reason, "")
     }
@@ -399,8 +414,8 @@ impl Error {
     }
 
     /// Nothing ran that could have renewed it: not a fault of the store.
-    pub(crate) fn lost_unattended() -> Self {
-        Self::lost_because(LossReason::Deadline, UNATTENDED)
+    pub(crate) fn lost_unattended(reason: LossReason) -> Self {
+        Self::lost_because(reason, UNATTENDED)
     }
 
     fn lost_because(reason: LossReason, why: &str) -> Self {

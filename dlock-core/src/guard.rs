@@ -290,6 +290,9 @@ impl Guard {
         if self.hold.owner.mode() != Mode::Exclusive {
             return Err(Error::shared().at(self.engine.caps.backend, &self.hold.name));
         }
+        if self.hold.presence.is_some() {
+            return Err(Error::depends_on_presence().at(self.engine.caps.backend, &self.hold.name));
+        }
         Ok(self.credential())
     }
 
@@ -341,7 +344,9 @@ impl Guard {
         let hurried =
             lease.is_renewed() && lease.length() < HURRIED && self.hold.terms.end().is_none();
         let error = match reason {
-            LossReason::Deadline if self.hold.is_unattended() => Error::lost_unattended(),
+            LossReason::Deadline | LossReason::Presence if self.hold.is_unattended() => {
+                Error::lost_unattended(reason)
+            }
             LossReason::Deadline if hurried => {
                 Error::lost_too_short(lease.length(), Lease::renew_within(lease.length()))
             }

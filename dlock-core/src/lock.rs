@@ -5,6 +5,7 @@ use crate::{
         Engine,
         acquire::acquire,
         metrics::{Class, CountedAcquire},
+        presence::RESERVED,
     },
     error::{Error, ErrorKind},
     guard::Guard,
@@ -56,6 +57,12 @@ impl Lock {
             let message = "this store has no shared locks and no permits: use an exclusive lock here, or another store";
             let error = Error::new(ErrorKind::Unsupported, message);
             return Err(error.at(engine.caps.backend, &name));
+        }
+        if name.as_str().starts_with(RESERVED) {
+            let message = format!(
+                "names that begin with {RESERVED:?} are reserved for the presences of clients"
+            );
+            return Err(Error::misuse(message).at(engine.caps.backend, &name));
         }
         Ok(Self {
             terms: engine.lease.into(),

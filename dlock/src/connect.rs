@@ -28,6 +28,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | parameter | values | default | what |
 /// |---|---|---|---|
 /// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, renewed by the watchdog |
+/// | `dlock.presence` | `100ms` to `365days` | none | the [presence](ClientBuilder::presence) of the client: locks of a dead client are free after it |
 /// | `dlock.poll` | `1ms` to `1m` | `100ms` | how often a waiter polls at most, on a store that cannot wake it |
 ///
 /// A quorum has them as words of their own: `quorum:URL URL URL dlock.lease=10s`.
@@ -230,6 +231,7 @@ fn known_schemes() -> String {
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     lease: Option<Lease>,
+    presence: Option<Duration>,
     poll_interval: Option<Duration>,
 }
 
@@ -260,6 +262,12 @@ impl Settings {
                     .map_err(|error| Error::misuse(format!("{key}={value}: {error}")))?;
                 self.lease.replace(lease).is_some()
             }
+            PRESENCE => {
+                let presence = Lease::renewed(time(key, value)?)
+                    .checked()
+                    .map_err(|error| Error::misuse(format!("{key}={value}: {error}")))?;
+                self.presence.replace(presence.length()).is_some()
+            }
             POLL => {
                 let poll_interval = time(key, value)?;
                 if !(SHORTEST_POLL..=LONGEST_POLL).contains(&poll_interval) {
@@ -269,7 +277,7 @@ impl Settings {
                 }
                 self.poll_interval.replace(poll_interval).is_some()
             }
-            _ if [LEASE, POLL].contains(&format!("{PREFIX}{key}").as_str()) => {
+            _ if [LEASE, PRESENCE, POLL].contains(&format!("{PREFIX}{key}").as_str()) => {
                 return Err(Error::misuse(format!(
                     "{key} is no setting of any store: write {PREFIX}{key}={value}"
                 )));
@@ -285,6 +293,9 @@ impl Settings {
     fn on(self, mut builder: ClientBuilder) -> ClientBuilder {
         if let Some(lease) = self.lease {
             builder = builder.lease(lease);
+        }
+        if let Some(presence) = self.presence {
+            builder = builder.presence(presence);
         }
         if let Some(poll_interval) = self.poll_interval {
             builder = builder.poll_interval(poll_interval);
@@ -309,7 +320,7 @@ fn also_known(error: Error, url: &str) -> Error {
         .is_some_and(|(_, query)| query.split('&').any(|pair| pair.starts_with(PREFIX)));
     if ours && error.kind() == ErrorKind::Misuse && error.source().is_none() {
         Error::misuse(format!(
-            "{error}; every backend's URL also knows {LEASE} and {POLL}"
+            "{error}; every backend's URL also knows {LEASE}, {PRESENCE} and {POLL}"
         ))
     } else {
         error
@@ -318,6 +329,7 @@ fn also_known(error: Error, url: &str) -> Error {
 
 const PREFIX: &str = "dlock.";
 const LEASE: &str = "dlock.lease";
+const PRESENCE: &str = "dlock.presence";
 const POLL: &str = "dlock.poll";
 
 /// The timers of a runtime are no finer.

@@ -14,6 +14,7 @@ mod loss;
 mod mutex;
 mod name;
 mod owner;
+mod presence;
 mod reentry;
 mod renew;
 mod share;
@@ -45,6 +46,7 @@ pub fn cases() -> Vec<Case> {
         wait::CASES,
         late::CASES,
         crash::CASES,
+        presence::CASES,
         keep::CASES,
         admin::CASES,
         error::CASES,

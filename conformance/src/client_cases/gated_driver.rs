@@ -46,9 +46,12 @@ pub(crate) struct GatedDriver {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Acquire,
+    /// An acquire of a client's presence, by that client or by a waiter.
+    Presence,
     Leave,
     Renew,
     Release,
+    Break,
 }
 
 /// The outcome of one call.
@@ -87,12 +90,12 @@ pub(crate) struct Seen {
 
 #[derive(Default)]
 struct Script {
-    once: [VecDeque<CallOutcome>; 4],
-    standing: [CallOutcome; 4],
+    once: [VecDeque<CallOutcome>; 6],
+    standing: [CallOutcome; 6],
     dead: bool,
     worthless: bool,
-    calls: [usize; 4],
-    answered: [usize; 4],
+    calls: [usize; 6],
+    answered: [usize; 6],
     seen: Vec<Seen>,
     /// After what time each acquire that was refused had to ask again; at once, if it failed.
     polls: Vec<(LockName, Duration)>,
@@ -134,7 +137,7 @@ impl GatedDriver {
 
     /// From now on every call meets this one.
     pub(crate) fn all(&self, outcome: CallOutcome) {
-        self.script().standing = [outcome; 4];
+        self.script().standing = [outcome; 6];
     }
 
     /// From now on nothing fails.
@@ -337,12 +340,16 @@ impl DistributedLock for GatedDriver {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        self.asked(Step::Acquire, &req.name, Some(req.hold), req.ticket);
+        let step = match req.name.as_str().starts_with("~alive:") {
+            true => Step::Presence,
+            false => Step::Acquire,
+        };
+        self.asked(step, &req.name, Some(req.hold), req.ticket);
         let (mut req, name) = (req.clone(), req.name.clone());
         // The gate's `late` exceeds that of its store by this much, so the store must refuse that much later.
         req.give_up = req.give_up + (self.capabilities.late - self.inner.capabilities().late);
         let call = |store: Store| async move { store.acquire(&req).await };
-        let mut answer = self.meet(Step::Acquire, call).await;
+        let mut answer = self.meet(step, call).await;
         let mut script = self.script();
         match &mut answer {
             Ok(Acquired::Granted(grant)) if script.worthless => grant.valid_for = Duration::ZERO,
@@ -406,7 +413,10 @@ impl DistributedLock for GatedDriver {
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        self.inner.break_lock(name, only).await
+        self.asked(Step::Break, name, None, None);
+        let name = name.clone();
+        let call = |store: Store| async move { store.break_lock(&name, only).await };
+        self.meet(Step::Break, call).await
     }
 
     async fn close(&self) {

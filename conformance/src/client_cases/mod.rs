@@ -14,6 +14,7 @@ mod loss;
 mod mutex;
 mod network;
 mod observe;
+mod presence;
 pub(crate) mod processes;
 mod reentry;
 mod renew;
@@ -43,6 +44,7 @@ pub(crate) fn cases() -> Vec<Case> {
         handover::CASES,
         late::CASES,
         crash::CASES,
+        presence::CASES,
         keep::CASES,
         terms::CASES,
         admin::CASES,

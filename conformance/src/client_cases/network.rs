@@ -2,7 +2,7 @@
 
 use super::{
     gated_driver::Step,
-    test_client::{EXPIRED, TestClient, frees, held, not_lost},
+    test_client::{ABSENT, EXPIRED, TestClient, frees, held, not_lost},
 };
 use crate::{Call, Ctx, Result, case::cases, ensure, same};
 
@@ -11,6 +11,8 @@ cases! {
     a_broken_connection_costs_no_lock needs(Network);
     [Clause::Loss]
     a_network_that_is_down_for_a_lease_is_a_loss_in_time needs(Network);
+    [Clause::Presence]
+    a_client_that_is_cut_off_knows_before_its_locks_are_free needs(Network, Detached);
     [Clause::Indeterminate]
     replies_lost_on_the_wire_count_nothing_twice needs(Network);
     [Clause::Wait]
@@ -49,6 +51,24 @@ async fn a_network_that_is_down_for_a_lease_is_a_loss_in_time(ctx: Ctx) -> Resul
     let again = client.gets(&name, ctx.answer()).await?;
     frees(&ctx, again).await?;
     client.cleans_up(ctx.answer()).await
+}
+
+async fn a_client_that_is_cut_off_knows_before_its_locks_are_free(ctx: Ctx) -> Result {
+    let (client, network) = TestClient::present_behind_a_network(&ctx).await?;
+    let ([other], name) = TestClient::several(&ctx).await?;
+    let guard = client.acquire(&name).await?;
+    network.down().await?;
+    let limit = ctx.dead_for(ctx.kept() * 2) + ctx.slack();
+    let next = other.gets(&name, limit).await?;
+    same("the state once another is inside", guard.state(), ABSENT)?;
+    network.up().await?;
+    drop(guard);
+    client.cleans_up(ctx.answer()).await?;
+    not_lost(&next)?;
+    frees(&ctx, next).await?;
+    // With the next presence it may hold locks again.
+    let again = client.gets(&name, ctx.answer()).await?;
+    frees(&ctx, again).await
 }
 
 async fn replies_lost_on_the_wire_count_nothing_twice(ctx: Ctx) -> Result {

@@ -11,7 +11,7 @@ use crate::{
     ensure, in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
-use dlock_core::{Client, Clock, Lease, Lock, LockName, LossReason};
+use dlock_core::{Client, Clock, DEFAULT_POLL_INTERVAL, Lease, Lock, LockName, LossReason};
 use std::{fs, io::Write, path::Path, process::ExitCode, sync::Arc, time::Duration};
 use tempfile::TempDir;
 
@@ -25,6 +25,9 @@ cases! {
     [Clause::Crash]
     a_killed_process_frees_what_it_kept_within_a_lease needs(Processes);
     killed_processes_that_waited_delay_no_client needs(Processes);
+    [Clause::Presence]
+    a_killed_process_with_a_presence_frees_its_locks_within_it needs(Processes, Detached);
+    a_stopped_process_with_a_presence_says_lost_before_its_next_write needs(Processes, Detached);
     [Clause::Share]
     permits_of_killed_processes_come_back_and_are_never_too_many needs(Processes, Shares);
 }
@@ -99,6 +102,62 @@ async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result 
     let after = ctx.now().since(killed);
     let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
     in_time(after <= bound, format!("it was free after {after:?}"))?;
+    frees(&ctx, next).await
+}
+
+async fn a_killed_process_with_a_presence_frees_its_locks_within_it(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    for _ in 0..killed_in_a_row() {
+        let (_folder, path) = file()?;
+        let mut worker = present_writer(&ctx, &name, &path).await?;
+        let next = ctx.spawn(client.lock(&name)?.acquire());
+        ctx.time_passes(ctx.kept() / 2).await; // its presence is renewed
+        same("a waiter is inside, too", next.is_done(), false)?;
+        worker.kill_9().await?;
+        let killed = ctx.now();
+        let next = next.done(ctx.long()).await??;
+        let after = ctx.now().since(killed);
+        let bound = ctx.dead_for(ctx.kept()) + POLLS * DEFAULT_POLL_INTERVAL;
+        println!(
+            "{}: free {} ms after kill -9",
+            ctx.fixture(),
+            after.as_millis()
+        );
+        let in_limit = after <= bound + ctx.slack();
+        in_time(in_limit, format!("it was free after {after:?}"))?;
+        frees(&ctx, next).await?;
+    }
+    Ok(())
+}
+
+/// How many of a presence's holders are killed; the soak wants 200.
+fn killed_in_a_row() -> usize {
+    let wanted = std::env::var("DLOCK_TEST_KILLS").ok();
+    wanted.and_then(|wanted| wanted.parse().ok()).unwrap_or(2)
+}
+
+/// How many polls a waiter may need to find a presence over, and to get the lock.
+const POLLS: u32 = 2;
+
+async fn a_stopped_process_with_a_presence_says_lost_before_its_next_write(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    let (_folder, path) = file()?;
+    let mut worker = present_writer(&ctx, &name, &path).await?;
+    worker.stop()?;
+    let limit = ctx.dead_for(ctx.kept() * 2) + ctx.slack();
+    let next = client.gets(&name, limit).await?;
+    append(&path, "next")?;
+    worker.send("write").await?;
+    worker.cont()?;
+    let words = worker.expect("lost ", ctx.answer()).await?;
+    let reason = format!("{:?}", LossReason::Presence);
+    same("what the stopped one says", words, reason)?;
+    worker.send("release").await?;
+    worker.expect("failed Lost", ctx.answer()).await?;
+    ctx.would_show_within(ctx.kept()).await;
+    stays_held(&ctx, &next).await?;
+    let written = fs::read_to_string(&path)?;
+    same("what was written", written.as_str(), "first\nnext\n")?;
     frees(&ctx, next).await
 }
 
@@ -180,6 +239,16 @@ async fn writer(ctx: &Ctx, name: &LockName, path: &str) -> Result<Worker> {
     Ok(worker)
 }
 
+/// The same with a long lease that depends on a presence.
+async fn present_writer(ctx: &Ctx, name: &LockName, path: &str) -> Result<Worker> {
+    let presence = ctx.kept().as_millis().to_string();
+    let more = [("path", path), ("presence", presence.as_str())];
+    let mut worker = job::spawn(ctx, "client_write", name, ctx.long(), &more)?;
+    worker.send("write").await?;
+    worker.expect("wrote", ctx.answer()).await?;
+    Ok(worker)
+}
+
 fn spawn(ctx: &Ctx, job: &str, name: &LockName, more: &[(&str, &str)]) -> Result<Worker> {
     job::spawn(ctx, job, name, ctx.kept(), more)
 }
@@ -195,7 +264,11 @@ pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Option<ExitC
 async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
     let driver = job::driver(job, fixtures).await?;
     let gate = Arc::new(GatedDriver::new(driver, Clock::boot(), Duration::ZERO));
-    let client = Client::builder(Arc::<GatedDriver>::clone(&gate)).build()?;
+    let mut client = Client::builder(Arc::<GatedDriver>::clone(&gate));
+    if let Ok(presence) = job.arg("presence") {
+        client = client.presence(Duration::from_millis(presence.parse()?));
+    }
+    let client = client.build()?;
     let lease = Duration::from_millis(job.arg("lease")?.parse()?);
     let lock = client.lock(job.arg("name")?)?.lease(Lease::renewed(lease));
     match job.name.as_str() {

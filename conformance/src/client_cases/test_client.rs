@@ -35,22 +35,42 @@ impl TestClient {
 
     /// Over a store that may execute an acquire this much later.
     pub(crate) async fn later_than_the_store(ctx: &Ctx, late: Duration) -> Result<Self> {
-        Self::over(ctx, ctx.driver().await?, late)
+        Self::over(ctx, ctx.driver().await?, late, None)
+    }
+
+    /// With a presence of [`Ctx::kept`].
+    pub(crate) async fn with_presence(ctx: &Ctx) -> Result<Self> {
+        Self::over(ctx, ctx.driver().await?, Duration::ZERO, Some(ctx.kept()))
     }
 
     /// Behind a network that fails on demand.
     pub(crate) async fn behind_a_network(ctx: &Ctx) -> Result<(Self, Box<dyn Faults>)> {
         let (driver, faults) = ctx.faulty_driver().await?;
-        Ok((Self::over(ctx, driver, Duration::ZERO)?, faults))
+        Ok((Self::over(ctx, driver, Duration::ZERO, None)?, faults))
     }
 
-    fn over(ctx: &Ctx, driver: Arc<dyn DistributedLock>, late: Duration) -> Result<Self> {
+    /// The same, with a presence.
+    pub(crate) async fn present_behind_a_network(ctx: &Ctx) -> Result<(Self, Box<dyn Faults>)> {
+        let (driver, faults) = ctx.faulty_driver().await?;
+        let client = Self::over(ctx, driver, Duration::ZERO, Some(ctx.kept()))?;
+        Ok((client, faults))
+    }
+
+    fn over(
+        ctx: &Ctx,
+        driver: Arc<dyn DistributedLock>,
+        late: Duration,
+        presence: Option<Duration>,
+    ) -> Result<Self> {
         let gate = Arc::new(GatedDriver::new(driver, ctx.clock().clone(), late));
         let mut builder = Client::builder(Arc::<GatedDriver>::clone(&gate))
             .clock(ctx.clock().clone())
             .lease(Lease::renewed(ctx.long()));
         if let Some(seed) = ctx.seed() {
             builder = builder.seed(seed);
+        }
+        if let Some(presence) = presence {
+            builder = builder.presence(presence);
         }
         Ok(Self {
             inner: builder.build()?,
@@ -233,6 +253,8 @@ pub(crate) const EXPIRED: GuardState = GuardState::Lost(LossReason::Deadline);
 pub(crate) const NOT_HELD: GuardState = GuardState::Lost(LossReason::NotHeld);
 /// The state of a guard whose client was shut down.
 pub(crate) const SHUT_DOWN: GuardState = GuardState::Lost(LossReason::Shutdown);
+/// The state of a guard whose client's presence is over.
+pub(crate) const ABSENT: GuardState = GuardState::Lost(LossReason::Presence);
 /// The outcome of a release beside one other hold.
 pub(crate) const ONE_LEFT: ReleaseOutcome = ReleaseOutcome::StillHeld { holds: 1 };
 /// The error of a wait that was too long.
@@ -290,7 +312,7 @@ pub(crate) fn not_lost(guard: &Guard) -> Result {
 #[track_caller]
 fn overdue(error: Error) -> Failure {
     match error.loss() {
-        Some(LossReason::Deadline) => Failure::late(error),
+        Some(LossReason::Deadline | LossReason::Presence) => Failure::late(error),
         _ => error.into(),
     }
 }

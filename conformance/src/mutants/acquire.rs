@@ -8,7 +8,7 @@ use super::{
 use crate::clause::Clause;
 use async_trait::async_trait;
 use dlock_core::{
-    ErrorKind, HoldId, Holds, Owner,
+    ErrorKind, HoldId, HolderInfo, Holds, Owner,
     driver::{Acquire, Acquired, Held, Release, Released, Renewed, Result},
 };
 use std::time::Duration;
@@ -38,6 +38,17 @@ table! {
     };
     a_floor_is_not_looked_at breaks(Clause::Fencing) needs(Raises) => Edit {
         acquire: |req| req.floor = None,
+        ..Edit::NONE
+    };
+    a_refusal_says_nothing_of_the_holder breaks(Clause::Presence) => Edit {
+        acquired: |_, mut answer| {
+            if let Ok(Acquired::Held(held)) = &mut answer
+                && let Some(by) = &mut held.by
+            {
+                by.info = HolderInfo::default();
+            }
+            answer
+        },
         ..Edit::NONE
     };
     // Tells a holder to wait for itself.

@@ -1,5 +1,6 @@
 //! A soak: one pattern of use for as long as wanted, by processes that are killed and stopped.
 
+mod presence;
 mod work;
 
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
 };
 use clap::{Args, ValueEnum};
 use dlock::{Client, RetryClass, driver::Wake};
-use dlock_conformance::testbed::worker::Worker;
+use dlock_conformance::testbed::{Proxy, worker::Worker};
 use fastrand::Rng;
 use std::{collections::HashMap, fs, time::Duration};
 use tempfile::TempDir;
@@ -47,6 +48,8 @@ enum Pattern {
     Permits,
     /// 5 candidates; every two leases the leader is killed or stopped.
     Election,
+    /// 5 processes with a presence and long leases; the holder is killed, stopped, cut off, or its network is lossy.
+    Presence,
     /// 16 processes that want several of 8 names at once, in any order; now and then one is killed.
     Sets,
 }
@@ -70,6 +73,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
         started: 0,
         killed: 0,
         stopped: 0,
+        networks: HashMap::new(),
         untimed: options.untimed,
         target,
         client,
@@ -84,6 +88,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
             soak.kill_now_and_then(options.span, kills).await?;
         }
         Pattern::Election => soak.depose(options.span).await?,
+        Pattern::Presence => soak.take_over(options.span).await?,
     }
     soak.end(options.pattern).await
 }
@@ -100,6 +105,8 @@ struct Soak {
     started: u32,
     killed: usize,
     stopped: usize,
+    /// The networks of processes that have one of their own, by process id.
+    networks: HashMap<u32, Proxy>,
     untimed: bool,
     folder: TempDir,
 }
@@ -110,6 +117,7 @@ impl Soak {
             Pattern::Readers => ("reader", 16),
             Pattern::Permits => ("permit", WANT),
             Pattern::Election => ("candidate", 5),
+            Pattern::Presence => return self.begin_present().await,
             Pattern::Sets => ("set", 16),
         };
         for _ in 0..count {
@@ -127,13 +135,18 @@ impl Soak {
     }
 
     fn start(&mut self, role: &'static str) -> Result<Worker> {
+        let url = self.target.direct.clone();
+        self.start_at(role, &url)
+    }
+
+    fn start_at(&mut self, role: &'static str, url: &str) -> Result<Worker> {
         let number = self.started;
         self.started += 1;
         let log = self.folder.path().join(format!("{number}.log"));
         Ok(Worker::spawn(
             JOB,
             &[
-                ("url", &self.target.direct),
+                ("url", url),
                 ("run", &self.run),
                 ("role", role),
                 ("seed", &number.to_string()),
@@ -285,8 +298,10 @@ impl Soak {
                 self.verdict.find(Found::Worker, words);
             }
         }
-        if pattern == Pattern::Permits {
-            self.permits_are_back(ended).await?;
+        match pattern {
+            Pattern::Permits => self.permits_are_back(ended).await?,
+            Pattern::Presence => self.no_presence_is_left().await?,
+            _ => {}
         }
         let mut logs = Vec::new();
         for entry in fs::read_dir(self.folder.path())? {

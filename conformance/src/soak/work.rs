@@ -8,7 +8,7 @@ use crate::{
         renewed, word,
     },
 };
-use dlock::{Client, Guard, ReleaseOutcome};
+use dlock::{Client, Guard, Lease, ReleaseOutcome};
 use dlock_conformance::testbed::worker::{self, Job};
 use fastrand::Rng;
 use std::{
@@ -24,6 +24,10 @@ use tokio::{sync::watch, time::sleep};
 
 /// How many permits there are.
 pub(crate) const PERMITS: u32 = 10;
+/// The role of a process with a presence, how long that is, and the lease of its holds.
+pub(super) const PRESENT: &str = "present";
+pub(super) const PRESENCE: Duration = Duration::from_secs(3);
+const LONG: Duration = Duration::from_secs(60);
 /// How many names a set is drawn from.
 pub(crate) const NAMES: usize = 8;
 
@@ -40,8 +44,12 @@ pub(crate) async fn work(job: &Job) -> Result {
         ending.send_replace(true);
     });
     let run = job.arg("run")?;
+    let mut builder = dlock::builder(job.arg("url")?).await?;
+    if job.arg("role")? == PRESENT {
+        builder = builder.presence(PRESENCE);
+    }
     let soaking = Soaking {
-        client: dlock::connect(job.arg("url")?).await?,
+        client: builder.build()?,
         log: Log::create(Path::new(job.arg("log")?))?,
         names: (0..NAMES).map(|number| name(run, number)).collect(),
         ends,
@@ -85,6 +93,7 @@ impl Soaking {
         let (lock, family, span) = match role {
             "reader" => (self.client.rw_lock(name)?.read(), "read", 10..50),
             "writer" => (self.client.rw_lock(name)?.write(), "write", 1..20),
+            PRESENT => return self.keep().await,
             "permit" => {
                 let permits = self.client.semaphore(name, PERMITS)?;
                 (permits, PERMIT, 5..60)
@@ -106,6 +115,31 @@ impl Soaking {
         if role == "writer" {
             sleep(millis(rng, 1..20)).await;
         }
+        Ok(Ok(()))
+    }
+
+    /// Holds the lock until it is lost, or until the end.
+    async fn keep(&self) -> Result<Result<(), dlock::Error>> {
+        let lock = self
+            .client
+            .lock(&self.names[0])?
+            .lease(Lease::renewed(LONG));
+        let asked = now();
+        let mut ends = self.ends.clone();
+        let acquired = tokio::select! {
+            acquired = lock.acquire() => acquired,
+            ended = ends.wait_for(|is_over| *is_over) => return Ok(Ok(drop(ended?))),
+        };
+        let guard = match acquired {
+            Ok(guard) => guard,
+            Err(error) => return Ok(Err(error)),
+        };
+        let family = format!("keeper-{}-{asked}", std::process::id());
+        let (hold, _) = self.log.took(&guard, &grant(&family, asked))?;
+        while self.log.believes(&guard, hold)? && !self.is_over() {
+            sleep(STEP).await;
+        }
+        self.ended(hold, guard.release().await)?;
         Ok(Ok(()))
     }
 

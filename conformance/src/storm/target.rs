@@ -122,6 +122,15 @@ impl Target {
         })
     }
 
+    /// A network for one worker alone, and its URL; none in front of a file.
+    pub(crate) async fn network(&self) -> Result<(String, Option<Proxy>)> {
+        let Some(Server { running, .. }) = &self.server else {
+            return Ok((self.direct.clone(), None));
+        };
+        let proxy = Proxy::start(running.addr()).await?;
+        Ok((running.url_at(proxy.addr()), Some(proxy)))
+    }
+
     fn at(url: String) -> Self {
         Self {
             through: url.clone(),

@@ -48,10 +48,11 @@ impl Held {
         self.all().all(|guard| guard.check().is_ok())
     }
 
-    /// Whether the lease of one of them ended.
+    /// Whether the lease of one of them ended, or the presence that it depends on.
     pub(super) fn are_over(&self) -> bool {
-        let over = GuardState::Lost(LossReason::Deadline);
-        self.all().any(|guard| guard.state() == over)
+        use LossReason::{Deadline, Presence};
+        self.all()
+            .any(|guard| matches!(guard.state(), GuardState::Lost(Deadline | Presence)))
     }
 
     /// The one that is lost, or ends first.

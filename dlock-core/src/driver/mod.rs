@@ -64,6 +64,7 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// other owners wait.
     ///
     /// - `mutex`: held by another owner, its lease unexpired by the store's clock: `Held`, nothing changed but the queue.
+    /// - `presence`: held by another owner: `by` is that holder, with its token and what it said of itself.
     /// - `name`: two names that differ in a byte are two locks.
     /// - `reentry`: a hold of `req.owner` lives, and `req.share()` is `None`: granted with the same token and one hold more, past every queue.
     /// - `share`: `req.share()` is a number, and a hold of `req.owner` lives: granted in the same way, but `Held` if that many holds live.

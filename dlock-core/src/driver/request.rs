@@ -131,7 +131,7 @@ impl Acquire {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderInfo {
-    /// The name of its machine, at most 64 bytes.
+    /// The name of its machine, at most 56 bytes.
     pub host: String,
     /// Its process id there.
     pub pid: u32,
@@ -139,6 +139,8 @@ pub struct HolderInfo {
     pub note: String,
     /// The running system whose process it is.
     machine: Option<u32>,
+    /// The presence of its client that the hold depends on.
+    presence: Option<HoldId>,
 }
 
 impl HolderInfo {
@@ -180,7 +182,7 @@ impl HolderInfo {
         Some(test_kill_process(pid) == Err(Errno::SRCH))
     }
 
-    /// Builds holder info. The host is cut to 64 bytes and loses its control characters and blanks.
+    /// Builds holder info. The host is cut to 56 bytes and loses its control characters and blanks.
     ///
     /// # Examples
     /// ```
@@ -191,15 +193,40 @@ impl HolderInfo {
     #[must_use]
     pub fn new(host: impl AsRef<str>, pid: u32) -> Self {
         Self {
-            host: cut(host.as_ref(), 64, char::is_whitespace),
+            host: cut(host.as_ref(), 56, char::is_whitespace),
             pid,
             note: String::new(),
             machine: None,
+            presence: None,
         }
     }
 
+    /// The same for a hold that depends on a presence.
+    pub(crate) fn depending_on(&self, presence: HoldId) -> Self {
+        Self {
+            presence: Some(presence),
+            ..self.clone()
+        }
+    }
+
+    /// The id of the [presence](crate::ClientBuilder::presence) that the hold depends on, if any: the lock `~alive:ID`
+    /// is held while the holder's client is there.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::{HoldId, HolderInfo};
+    ///
+    /// assert_eq!(HolderInfo::here().presence(), None);
+    /// let info = HolderInfo::parse("4711 web7 ~0000000000000007 nightly report");
+    /// assert_eq!(info.presence(), Some(HoldId::from_bits(7)));
+    /// ```
+    #[must_use]
+    pub fn presence(&self) -> Option<HoldId> {
+        self.presence
+    }
+
     /// Adds a note for people who inspect the lock. It is cut to [`MAX_NOTE_BYTES`](Self::MAX_NOTE_BYTES), and loses
-    /// its control characters, the blanks round it, and each `@` before it.
+    /// its control characters, the blanks round it, and each `@` and `~` before it.
     ///
     /// # Examples
     /// ```
@@ -211,7 +238,7 @@ impl HolderInfo {
     #[must_use]
     pub fn with_note(mut self, note: impl AsRef<str>) -> Self {
         let kept = cut(note.as_ref(), Self::MAX_NOTE_BYTES, |_| false);
-        self.note = kept.trim().trim_start_matches(['@', ' ']).to_owned();
+        self.note = kept.trim().trim_start_matches(['@', '~', ' ']).to_owned();
         self
     }
 
@@ -236,12 +263,13 @@ impl HolderInfo {
             return Self::default();
         };
         let (host, rest) = rest.split_once(' ').unwrap_or((rest, ""));
-        let (machine, note) = match rest.strip_prefix('@') {
-            Some(rest) => rest.split_once(' ').unwrap_or((rest, "")),
-            None => ("", rest),
-        };
+        let (machine, rest) = marked(rest, '@');
+        let (presence, note) = marked(rest, '~');
         Self {
-            machine: u32::from_str_radix(machine, 16).ok(),
+            machine: machine.and_then(|it| u32::from_str_radix(it, 16).ok()),
+            presence: presence
+                .and_then(|it| u64::from_str_radix(it, 16).ok())
+                .map(HoldId::from_bits),
             ..Self::new(host, pid).with_note(note)
         }
     }
@@ -261,6 +289,17 @@ fn cut(text: &str, bytes: usize, unwanted: fn(char) -> bool) -> String {
     kept
 }
 
+/// The word with that mark at the beginning, without the mark, and what follows it.
+fn marked(text: &str, mark: char) -> (Option<&str>, &str) {
+    match text.strip_prefix(mark) {
+        Some(rest) => {
+            let (word, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+            (Some(word), rest)
+        }
+        None => (None, text),
+    }
+}
+
 /// Identifies this running system and the namespace of its process ids, in which no two processes have one id.
 fn machine() -> Option<u32> {
     static MACHINE: LazyLock<Option<u32>> = LazyLock::new(|| {
@@ -273,12 +312,16 @@ fn machine() -> Option<u32> {
     *MACHINE
 }
 
-/// `PID HOST`, with ` @MACHINE` and ` NOTE` if there are such, one line of at most 128 bytes: the stored form.
+/// `PID HOST`, with ` @MACHINE`, ` ~PRESENCE` and ` NOTE` if there are such, one line of at most 128 bytes: the stored
+/// form.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.pid, self.host)?;
         if let Some(machine) = self.machine {
             write!(f, " @{machine:08x}")?;
+        }
+        if let Some(id) = self.presence {
+            write!(f, " ~{id}")?;
         }
         match self.note.as_str() {
             "" => Ok(()),
@@ -379,7 +422,7 @@ impl fmt::Display for Ticket {
 
 #[cfg(test)]
 mod tests {
-    use super::HolderInfo;
+    use super::{HoldId, HolderInfo};
 
     #[test]
     fn the_longest_holder_info_has_128_bytes_and_is_read_as_it_was_written() {
@@ -387,9 +430,12 @@ mod tests {
             machine: Some(u32::MAX),
             ..HolderInfo::new("h".repeat(70), u32::MAX).with_note("n".repeat(40))
         };
+        let long = long.depending_on(HoldId::from_bits(u64::MAX));
         for info in [
             HolderInfo::here(),
             HolderInfo::here().with_note("@ a job"),
+            HolderInfo::here().with_note("~ a job"),
+            HolderInfo::new("web7", 1).depending_on(HoldId::from_bits(7)),
             long,
         ] {
             let text = info.to_string();

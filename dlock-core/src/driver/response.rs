@@ -6,7 +6,7 @@ use crate::{
         request::{HolderInfo, Lane},
     },
     name::LockName,
-    owner::Fingerprint,
+    owner::{Fingerprint, HoldId},
     token::FencingToken,
 };
 use std::{num::NonZeroU32, ops::RangeInclusive, time::Duration};
@@ -71,6 +71,14 @@ pub struct Held {
     /// Refused, but a part of the store may have the hold, or take it until `give_up + late`: the core hands it to the
     /// cleanup, and asks again with another hold.
     pub doubt: bool,
+}
+
+impl Held {
+    /// The incarnation that holds the lock, and the presence that it depends on.
+    pub(crate) fn dependence(&self) -> Option<(FencingToken, HoldId)> {
+        let by = self.by.as_ref()?;
+        by.token.zip(by.info.presence())
+    }
 }
 
 /// A holder of a lock.

@@ -4,7 +4,7 @@
 use crate::{
     clock::{Clock, Instant},
     driver::Ticket,
-    engine::{caller::Caller, metrics::Class, watchdog::key::Key},
+    engine::{caller::Caller, metrics::Class, presence::Presence, watchdog::key::Key},
     error::LossReason,
     lease::Lease,
     name::LockName,
@@ -16,7 +16,7 @@ use std::{
     future::poll_fn,
     panic::Location,
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst},
     },
     task::Poll,
@@ -69,6 +69,8 @@ pub(crate) struct Hold {
     /// The ticket that such a copy would put in the queue again.
     pub(crate) ticket: Option<Ticket>,
     pub(crate) class: Class,
+    /// The presence without which it is lost.
+    pub(crate) presence: Option<Arc<Presence>>,
     key: OnceLock<Key>,
     phase: AtomicU8,
     confirmed: AtomicBool,
@@ -107,6 +109,8 @@ pub(crate) struct Start {
     /// The ticket that was used up by the grant.
     pub(crate) ticket: Option<Ticket>,
     pub(crate) class: Class,
+    /// The presence that the request named.
+    pub(crate) presence: Option<Arc<Presence>>,
 }
 
 const HELD: u8 = 0;
@@ -118,11 +122,12 @@ const LOST: u8 = 4; // and up: LOST + the reason's index in REASONS
 const NOT_HELD: u8 = LOST + 1;
 const SHUT_DOWN: u8 = LOST + 3;
 
-const REASONS: [LossReason; 4] = [
+const REASONS: [LossReason; 5] = [
     LossReason::Deadline,
     LossReason::NotHeld,
     LossReason::Session,
     LossReason::Shutdown,
+    LossReason::Presence,
 ];
 
 /// How much earlier than the deadline its timer is set. Timers are a millisecond coarse and round up, and
@@ -149,6 +154,7 @@ impl Hold {
             indeterminate_until: start.indeterminate_until,
             ticket: start.ticket.filter(|_| start.indeterminate_until.is_some()),
             class: start.class.clone(),
+            presence: start.presence.clone(),
             key: OnceLock::new(),
             phase: AtomicU8::new(HELD),
             confirmed: AtomicBool::new(false),
@@ -182,8 +188,22 @@ impl Hold {
         self.terms.least().map(|least| self.since + least)
     }
 
+    /// Until when it is held: at most as long as the presence that it depends on.
     pub(crate) fn deadline(&self) -> Instant {
+        let own = self.own_deadline();
+        let presence = self.presence.as_ref();
+        presence.map_or(own, |presence| own.min(presence.hold.own_deadline()))
+    }
+
+    /// Until when its own lease lasts.
+    pub(crate) fn own_deadline(&self) -> Instant {
         Instant::from_nanos(self.deadline.load(SeqCst))
+    }
+
+    /// Whether it is lost with this presence.
+    pub(crate) fn depends_on(&self, presence: &Arc<Self>) -> bool {
+        let own = self.presence.as_ref();
+        own.is_some_and(|own| Arc::ptr_eq(&own.hold, presence))
     }
 
     /// Records a successful renewal. The deadline never moves back. Returns whether the guard still counts
@@ -217,10 +237,14 @@ impl Hold {
     fn state_at(&self, now: Instant) -> GuardState {
         match self.phase.load(SeqCst) {
             phase @ (HELD | UNCERTAIN) => {
-                if now >= self.deadline() {
+                let presence = (self.presence.as_ref()).map(|presence| presence.hold.state_at(now));
+                if let Some(GuardState::Lost(_)) = presence {
+                    self.lose(LossReason::Presence);
+                    self.state_at(now)
+                } else if now >= self.own_deadline() {
                     self.lose(LossReason::Deadline);
                     self.state_at(now)
-                } else if phase == HELD {
+                } else if phase == HELD && presence != Some(GuardState::Uncertain) {
                     GuardState::Held
                 } else {
                     GuardState::Uncertain
@@ -255,9 +279,11 @@ impl Hold {
         did.is_ok()
     }
 
-    /// Whether it was lost because nothing ran that could have renewed it.
+    /// Whether it, or the presence that it depends on, was lost because nothing ran that could have renewed it.
     pub(crate) fn is_unattended(&self) -> bool {
+        let presence = self.presence.as_ref();
         self.unattended.load(SeqCst)
+            || presence.is_some_and(|presence| presence.hold.is_unattended())
     }
 
     fn end(&self) -> Option<Instant> {
@@ -342,7 +368,10 @@ impl Hold {
                 () = notified => {}
                 () = clock.sleep_until(watched - TICK) => {
                     if self.deadline() == watched {
-                        self.lose(LossReason::Deadline);
+                        self.lose(match watched < self.own_deadline() {
+                            true => LossReason::Presence,
+                            false => LossReason::Deadline,
+                        });
                     }
                 }
             }

@@ -199,11 +199,12 @@ const RELEASE: [&str; 6] = [
 ];
 
 #[cfg(feature = "metrics")]
-const LOST: [LossReason; 4] = [
+const LOST: [LossReason; 5] = [
     LossReason::Deadline,
     LossReason::NotHeld,
     LossReason::Session,
     LossReason::Shutdown,
+    LossReason::Presence,
 ];
 
 #[cfg(feature = "metrics")]

@@ -7,6 +7,7 @@ pub(crate) mod cleanup;
 pub(crate) mod hold;
 pub(crate) mod lock_table;
 pub(crate) mod metrics;
+pub(crate) mod presence;
 pub(crate) mod release;
 pub(crate) mod scope;
 pub(crate) mod spread;
@@ -24,6 +25,7 @@ use crate::{
         hold::{Hold, Start},
         lock_table::{Granted, LockTable},
         metrics::{Classes, HoldEnd},
+        presence::Presences,
         watchdog::{Renewal, Watchdog, Watched},
     },
     error::{Error, ErrorKind, LossReason, UNATTENDED, micros},
@@ -59,6 +61,7 @@ pub(crate) struct Engine {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) cleanup: Cleanup,
     pub(crate) poll_interval: Duration,
+    pub(crate) presences: Option<Presences>,
     pub(crate) closing: AtomicBool,
     /// Holds that this client detached and did not attach again.
     pub(crate) detached: Mutex<HashMap<HoldId, Instant>>,
@@ -138,6 +141,9 @@ impl Engine {
             return None;
         }
         let hold = Arc::new(Hold::new(&start, now, deadline));
+        if !hold.is_live(&self.clock) {
+            return None; // the presence that it depends on is over
+        }
         let unwanted = self.enter(&hold, waiter)?;
         hold.class.begun();
         for ticket in unwanted {
@@ -153,6 +159,9 @@ impl Engine {
             end,
         });
         hold.watched_as(key);
+        if let GuardState::Lost(reason @ LossReason::Presence) = hold.state(&self.clock) {
+            self.lose(&hold, reason); // it entered the table after those that were lost with it
+        }
         Some(hold)
     }
 
@@ -224,6 +233,7 @@ impl Engine {
         hold.lose(reason);
         let unattended = hold.is_unattended();
         let why = if unattended { UNATTENDED } else { "" };
+        self.lose_dependents(hold);
         tracing::warn!(
             target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
             reason = reason.as_str(), held_us = micros(hold.held_for(&self.clock)), unattended, "lock lost: {reason}{why}"

@@ -250,7 +250,9 @@ impl Releasing {
 fn is_needed(hold: &Hold, before: GuardState, now: Instant) -> bool {
     let lease = hold.lease().length();
     match before {
-        GuardState::Held | GuardState::Uncertain | GuardState::Lost(LossReason::Deadline) => true,
+        GuardState::Held
+        | GuardState::Uncertain
+        | GuardState::Lost(LossReason::Deadline | LossReason::Presence) => true,
         GuardState::Lost(LossReason::NotHeld | LossReason::Session) => {
             let copy = hold.indeterminate_until;
             copy.is_some_and(|until| until + lease > now)

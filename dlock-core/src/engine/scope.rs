@@ -1,7 +1,12 @@
 //! Scopes: inside one, an acquire of its guard's name re-enters the guard's incarnation. Nothing has to be
 //! passed through the code in between.
 
-use crate::{engine::hold::Hold, name::LockName, owner::Owner, token::FencingToken};
+use crate::{
+    engine::{hold::Hold, presence::Presence},
+    name::LockName,
+    owner::Owner,
+    token::FencingToken,
+};
 use std::sync::Arc;
 
 tokio::task_local! {
@@ -15,6 +20,7 @@ struct Frame {
     owner: Owner,
     token: FencingToken,
     reusable: bool,
+    presence: Option<Arc<Presence>>,
     outer: Option<Arc<Self>>,
 }
 
@@ -23,6 +29,7 @@ pub(crate) struct Entered {
     pub(crate) owner: Owner,
     pub(crate) token: FencingToken,
     pub(crate) reusable: bool,
+    pub(crate) presence: Option<Arc<Presence>>,
 }
 
 /// Runs `work` inside the scope of a hold.
@@ -33,6 +40,7 @@ pub(crate) async fn enter<F: Future>(store: &Arc<str>, hold: &Hold, work: F) -> 
         owner: hold.owner,
         token: hold.token,
         reusable: hold.reusable,
+        presence: hold.presence.clone(),
         outer: SCOPE.try_with(Arc::clone).ok(),
     });
     SCOPE.scope(frame, work).await
@@ -50,6 +58,7 @@ pub(crate) fn entered(store: &str, name: &LockName) -> Option<Entered> {
                         owner: found.owner,
                         token: found.token,
                         reusable: found.reusable,
+                        presence: found.presence.clone(),
                     });
                 }
                 frame = found.outer.as_ref();

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod holds;
+mod presence;
 mod shutdown;
 mod waiters;
 

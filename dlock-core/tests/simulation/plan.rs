@@ -18,6 +18,8 @@ pub(crate) struct Plan {
     pub(crate) longest: Duration,
     pub(crate) rates: Rates,
     pub(crate) dangers: Dangers,
+    /// The presence of all clients, if they have one.
+    pub(crate) presence: Option<Duration>,
 }
 
 /// The faults other than those of single calls.
@@ -51,6 +53,12 @@ impl Plan {
             }
         };
         let names = rng.usize(1..=3);
+        let presence = (rng.u8(..3) == 0).then(|| Duration::from_millis(rng.u64(100..=400)));
+        let dangers = Dangers {
+            // A break voids all that the judge knows, and the clients break locks themselves.
+            breaks: dangers.breaks && presence.is_none(),
+            ..dangers
+        };
         Self {
             seed,
             config: config(&mut rng),
@@ -67,6 +75,7 @@ impl Plan {
                 rates(&mut rng)
             },
             dangers,
+            presence,
         }
     }
 

@@ -39,9 +39,12 @@ impl Rig {
             Duration::ZERO
         };
         let wire = Wire::new(driver, budget, clock.clone(), id, Arc::clone(judge));
-        let builder = Client::builder(Arc::new(wire))
+        let mut builder = Client::builder(Arc::new(wire))
             .clock(clock.clone())
             .seed(seed);
+        if let Some(length) = plan.presence {
+            builder = builder.presence(length);
+        }
         Self {
             id,
             client: builder.build().unwrap(),

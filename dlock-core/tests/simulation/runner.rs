@@ -47,6 +47,8 @@ pub(crate) fn run_all(seeds: Range<u64>) {
     });
     println!("{sum:?}, {:?}", began.elapsed());
     let Some((first, _)) = sum.failed.first() else {
+        let is_soak = seeds.end - seeds.start >= 1_000;
+        assert!(!is_soak || sum.evictions > 0, "no world evicted a client");
         return;
     };
     panic!(
@@ -134,6 +136,7 @@ struct Sum {
     calls: u64,
     faults: u64,
     grants: u64,
+    evictions: u64,
     time: Duration,
     busiest: u64,
     failed: Vec<(u64, Vec<String>)>,
@@ -145,6 +148,7 @@ impl Sum {
         self.calls += verdict.calls;
         self.faults += verdict.faults;
         self.grants += verdict.grants;
+        self.evictions += verdict.evictions;
         self.time += verdict.time;
         self.busiest = self.busiest.max(verdict.busiest);
         if !verdict.breaches.is_empty() {
@@ -161,6 +165,7 @@ impl std::fmt::Debug for Sum {
             calls,
             faults,
             grants,
+            evictions,
             time,
             busiest,
             ..
@@ -168,7 +173,7 @@ impl std::fmt::Debug for Sum {
         write!(
             f,
             "{seeds} worlds, {time:?} of their time, {calls} calls of which {faults} failed or came late, \
-             {grants} grants, at most {busiest} calls in one second"
+             {grants} grants, {evictions} of locks whose holder's presence was over, at most {busiest} calls in one second"
         )
     }
 }

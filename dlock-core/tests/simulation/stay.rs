@@ -98,7 +98,8 @@ impl<'a> Stay<'a> {
 
     /// Takes another hold of the same incarnation, by scope or by pass, through this client or another.
     async fn enter_again(&mut self) {
-        let rig = match self.actor.rng.bool() {
+        // Another client cannot enter what may depend on this one's presence.
+        let rig = match self.actor.rng.bool() || self.world.plan.presence.is_some() {
             true => Arc::clone(&self.rig),
             false => self.world.rig(&mut self.actor.rng),
         };

@@ -8,7 +8,7 @@ use crate::{
     rig::Rig,
 };
 use dlock_core::{Clock, Owner};
-use dlock_memory::MemoryStore;
+use dlock_memory::{Call, MemoryStore};
 use fastrand::Rng;
 use std::{
     sync::{
@@ -27,6 +27,8 @@ pub(crate) struct Verdict {
     pub(crate) faults: u64,
     pub(crate) busiest: u64,
     pub(crate) grants: u64,
+    /// Locks of clients whose presence was over that others took over.
+    pub(crate) evictions: u64,
     pub(crate) time: Duration,
 }
 
@@ -59,6 +61,10 @@ pub(crate) fn run(plan: Plan, is_read: bool) -> Verdict {
         let world = Arc::new(World::new(plan, is_read));
         world.live().await;
         let time = world.judge.now();
+        let evictions = match world.plan.presence {
+            Some(_) => world.store.executed(Call::Break),
+            None => 0,
+        };
         let Findings {
             hash,
             breaches,
@@ -74,6 +80,7 @@ pub(crate) fn run(plan: Plan, is_read: bool) -> Verdict {
             faults,
             busiest,
             grants,
+            evictions,
             time,
         }
     })

@@ -5,7 +5,7 @@ use crate::tree::{FILES, below, demand, read};
 use std::collections::BTreeSet;
 
 /// Every clause of the contract, and whom it binds. A new one starts here.
-const CLAUSES: [(&str, Binds); 19] = [
+const CLAUSES: [(&str, Binds); 20] = [
     ("mutex", Binds::Both),
     ("owner", Binds::Driver),
     ("reentry", Binds::Both),
@@ -20,6 +20,7 @@ const CLAUSES: [(&str, Binds); 19] = [
     ("wait", Binds::Core),
     ("late", Binds::Both),
     ("crash", Binds::Both),
+    ("presence", Binds::Both),
     ("keep", Binds::Both),
     ("admin", Binds::Driver),
     ("error", Binds::Both),

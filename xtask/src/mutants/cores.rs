@@ -77,6 +77,58 @@ pub(super) const CORES: &[Core] = &[
         breaks: &["late"],
     },
     Core {
+        name: "a_guard_that_does_not_look_at_its_presence",
+        edits: &[
+            Edit {
+                file: "engine/hold.rs",
+                right: "presence.map_or(own, |presence| own.min(presence.hold.own_deadline()))",
+                wrong: "presence.map_or(own, |_| own)",
+            },
+            Edit {
+                file: "engine/hold.rs",
+                right: "                if let Some(GuardState::Lost(_)) = presence {\n",
+                wrong: "                if let (Some(GuardState::Lost(_)), true) = (presence, false) {\n",
+            },
+        ],
+        breaks: &["presence"],
+    },
+    Core {
+        name: "a_break_of_whatever_incarnation",
+        edits: &[Edit {
+            file: "engine/presence.rs",
+            right: ".break_lock(&broken, Some(token))",
+            wrong: ".break_lock(&broken, Some(token).filter(|_| false))",
+        }],
+        breaks: &["presence"],
+    },
+    Core {
+        name: "a_break_without_a_proof",
+        edits: &[Edit {
+            file: "engine/presence.rs",
+            right: "Ok(Acquired::Gone) | Err(_) => None,",
+            wrong: "_ => driver.break_lock(&broken, Some(token)).await.ok().map(|_| Duration::ZERO),",
+        }],
+        breaks: &["presence"],
+    },
+    Core {
+        name: "a_waiter_that_does_not_look_at_the_presence",
+        edits: &[Edit {
+            file: "driver/response.rs",
+            right: "by.token.zip(by.info.presence())",
+            wrong: "by.token.zip(by.info.presence().filter(|_| false))",
+        }],
+        breaks: &["presence"],
+    },
+    Core {
+        name: "a_fixed_lease_that_ends_with_its_client",
+        edits: &[Edit {
+            file: "engine/presence.rs",
+            right: "        lease.is_renewed() && ",
+            wrong: "        ",
+        }],
+        breaks: &["presence"],
+    },
+    Core {
         name: "a_queue_that_is_a_stack",
         edits: &[Edit {
             file: "engine/lock_table.rs",

@@ -11,6 +11,7 @@ use crate::{
         hold::Start,
         lock_table::{Granted, Tickets},
         metrics::{Answered, Class},
+        presence::{Absent, Presence},
     },
     error::{DriverError, Effect, Error, ErrorKind},
     guard::Guard,
@@ -33,6 +34,17 @@ pub(super) struct Identity {
     pub(super) implied: bool,
     /// The owner comes from `with_owner` and may own other locks, too.
     pub(super) reusable: bool,
+    pub(super) presence: Dependence,
+}
+
+/// What a hold depends on besides its lease.
+#[derive(Clone, Debug)]
+pub(super) enum Dependence {
+    None,
+    /// The client's presence at the time of the request.
+    OnCurrent,
+    /// This presence. The owner, and with it all that was sent in its name, depends on no other.
+    On(Arc<Presence>),
 }
 
 pub(super) struct Attempt {
@@ -44,6 +56,7 @@ pub(super) struct Attempt {
     /// The core chose to join, not the caller.
     implied: bool,
     reusable: bool,
+    presence: Dependence,
     terms: Terms,
     at: &'static Location<'static>,
     class: Class,
@@ -90,6 +103,7 @@ impl Attempt {
             terms: options.terms,
             at: options.at,
             class: options.class.clone(),
+            presence: identity.presence.clone(),
             call: None,
             indeterminate_until: None,
         }
@@ -126,6 +140,12 @@ impl Attempt {
         end: Instant,
     ) -> Answer {
         let give_up = (sent + self.attempt_limit()).min(end);
+        if let Dependence::OnCurrent | Dependence::On(_) = self.presence {
+            // Boxed, because most clients have no presence, and this future is moved.
+            if let Err(answer) = Box::pin(self.appear(give_up)).await {
+                return answer;
+            }
+        }
         let request = Acquire {
             name: self.name.clone(),
             owner: self.owner,
@@ -137,7 +157,10 @@ impl Attempt {
             floor: None,
             retry,
             give_up,
-            info: Arc::clone(&self.engine.note),
+            info: match &self.presence {
+                Dependence::On(present) => Arc::clone(&present.info),
+                _ => Arc::clone(&self.engine.note),
+            },
         };
         let driver = Arc::clone(&self.engine.driver);
         let call = Call::new(&self.engine.calls, give_up, async move {
@@ -172,6 +195,37 @@ impl Attempt {
                 Answer::Unanswered
             }
         }
+    }
+
+    /// Makes sure of a presence that the next request can depend on.
+    async fn appear(&mut self, give_up: Instant) -> Result<(), Answer> {
+        if let Dependence::On(presence) = &self.presence {
+            if presence.hold.is_live(&self.engine.clock) {
+                return Ok(());
+            }
+            if self.join.is_some() {
+                return Err(Answer::Gone);
+            }
+            self.start_afresh().map_err(Answer::Failed)?;
+        }
+        if let Some(presences) = &self.engine.presences {
+            match self.engine.presence(presences, give_up).await {
+                Ok(presence) => self.presence = Dependence::On(presence),
+                Err(Absent::Failed(error)) => return Err(Answer::Failed(error)),
+                Err(Absent::Unanswered) => return Err(Answer::Unanswered),
+            }
+        }
+        Ok(())
+    }
+
+    /// The presence is over that this owner was sent with. The next one gets an owner of its own, and the cleanup
+    /// what this one may have taken.
+    fn start_afresh(&mut self) -> Result<(), DriverError> {
+        let (owner, hold) = self.engine.random.owner_and_hold()?;
+        self.abandon(Vec::new());
+        (self.owner, self.hold) = (owner, hold);
+        self.presence = Dependence::OnCurrent;
+        Ok(())
     }
 
     /// Two users of a semaphore disagree about its number of permits: neither would ever be let in beside the
@@ -239,6 +293,10 @@ impl Attempt {
             indeterminate_until: self.indeterminate_until,
             ticket: waiter.as_ref().and_then(|waiter| waiter.tickets.current),
             class: self.class.clone(),
+            presence: match &self.presence {
+                Dependence::On(present) => Some(Arc::clone(present)),
+                _ => None,
+            },
         };
         let Some(hold) = self.engine.begin(start, now, waiter) else {
             self.give_back()?;

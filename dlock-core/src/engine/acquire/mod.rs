@@ -11,7 +11,7 @@ mod wait_loop;
 use crate::{
     clock::Instant,
     driver::{Held, Wake},
-    engine::{Engine, lock_table::Tickets, metrics::Op, scope},
+    engine::{Engine, lock_table::Tickets, metrics::Op, presence::Presences, scope},
     error::{Error, ErrorKind, LossReason, RetryClass, micros},
     guard::Guard,
     name::LockName,
@@ -19,7 +19,7 @@ use crate::{
     owner::{Mode, Owner},
     token::FencingToken,
 };
-use attempt::{Answer, Attempt, Identity};
+use attempt::{Answer, Attempt, Dependence, Identity};
 use refusal::{closing, gone};
 use retry::RetryState;
 use std::{sync::Arc, time::Duration};
@@ -103,7 +103,7 @@ async fn once(
     if !given && engine.caps.wake != Wake::Queue && engine.has_waiters(attempt.name()) {
         return Ok(Tried::Refused(None));
     }
-    let mut now = began;
+    let (mut now, mut looked) = (began, false);
     loop {
         if engine.is_closing() {
             return Err(closing());
@@ -125,7 +125,18 @@ async fn once(
                 Some(guard) => return Ok(Tried::Acquired(guard)),
                 None => retry.too_late(now)?,
             },
-            Answer::Held(held) => return Ok(Tried::Refused(Some(held))),
+            Answer::Held(held) => match held.dependence().filter(|_| !looked) {
+                Some(dependence) => {
+                    looked = true;
+                    let looks = Box::pin(engine.evict(attempt.name(), dependence, end));
+                    if !looks.await.is_zero() {
+                        return Ok(Tried::Refused(Some(held)));
+                    }
+                    now = engine.clock.now();
+                    continue;
+                }
+                None => return Ok(Tried::Refused(Some(held))),
+            },
             Answer::Gone if attempt.unjoin() => continue,
             Answer::Gone => return Err(gone()),
             Answer::Failed(error) => retry.failed(error, now)?,
@@ -170,6 +181,7 @@ impl Engine {
             given: true,
             implied: false,
             reusable: false,
+            presence: Dependence::None,
         };
         if let Some(owner) = options.owner {
             let hold = self.hold_id()?;
@@ -187,8 +199,16 @@ impl Engine {
             if outer.owner.mode() != Mode::Exclusive {
                 return Err(Error::shared());
             }
+            let presence = match outer.presence {
+                Some(presence) => {
+                    self.may_depend_on(&presence, &options.terms)?;
+                    Dependence::On(presence)
+                }
+                None => Dependence::None,
+            };
             return Ok(Identity {
                 reusable: outer.reusable,
+                presence,
                 ..enters(outer.owner, self.hold_id()?, Some(outer.token))
             });
         }
@@ -197,8 +217,15 @@ impl Engine {
             Mode::Shared => (Owner::SHARED, self.hold_id()?),
             Mode::Permit { of } => (Owner::permits(of), self.hold_id()?),
         };
+        let depends = |presences: &Presences| presences.covers(&options.terms);
         Ok(Identity {
             given: false,
+            presence: match options.mode {
+                Mode::Exclusive if self.presences.as_ref().is_some_and(depends) => {
+                    Dependence::OnCurrent
+                }
+                _ => Dependence::None,
+            },
             ..enters(owner, hold, None)
         })
     }

@@ -16,6 +16,7 @@ use crate::{
     driver::{Held, Ticket, Wake},
     engine::{
         Engine,
+        call::ATTEMPT,
         caller::Caller,
         lock_table::{Granted, Queue, Seat, Tickets, Waiter},
         metrics::Op,
@@ -24,7 +25,8 @@ use crate::{
     guard::Guard,
     lease::Lease,
     name::LockName,
-    owner::Mode,
+    owner::{HoldId, Mode},
+    token::FencingToken,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -50,6 +52,10 @@ pub(super) struct Wait {
     last: Option<Held>,
     /// When it began to wait.
     waits_since: Option<Instant>,
+    /// The incarnation that refused it and the presence on which that depends, until they were looked at.
+    dependence: Option<(FencingToken, HoldId)>,
+    /// When to look at the presence of that incarnation next.
+    look_at: Option<(FencingToken, Instant)>,
 }
 
 /// A waiter's position in the queue of its lock.
@@ -81,6 +87,8 @@ impl Wait {
             told: false,
             last: None,
             waits_since: None,
+            dependence: None,
+            look_at: None,
         }
     }
 
@@ -119,6 +127,15 @@ impl Wait {
                     store.request(Op::Acquire, answer.counted_as(), now.since(sent));
                     if let Some(guard) = self.judge(engine, name, answer, tickets, now)? {
                         return Ok(guard);
+                    }
+                    if let Some(dependence) = self.dependence.take() {
+                        let waiter = Arc::clone(&self.position.waiter);
+                        tokio::select! {
+                            biased;
+                            () = Box::pin(self.look(engine, name, dependence, now)) => {}
+                            () = waiter.wake.notified() => {} // the queue knows why
+                            () = engine.shutting_down_meanwhile() => return Err(closing()),
+                        }
                     }
                 }
             }
@@ -298,6 +315,8 @@ impl Wait {
             entry.queue.beside = 0;
             own
         };
+        // No need to look at the presence of this client.
+        self.dependence = held.dependence().filter(|_| own.is_none());
         self.last = Some(held);
         self.waits(now);
         self.ask_at = now + self.interval;
@@ -310,6 +329,30 @@ impl Wait {
                 target: "dlock::acquire", lock = %name, backend = engine.caps.backend,
                 "waiting for a lock that {}", describe_own_holder(&own, now)
             );
+        }
+    }
+
+    /// The holder depends on its client's presence: looks at that when it is time to, and sets when to ask again.
+    async fn look(
+        &mut self,
+        engine: &Arc<Engine>,
+        name: &LockName,
+        dependence: (FencingToken, HoldId),
+        now: Instant,
+    ) {
+        let token = dependence.0;
+        let next = match self.look_at {
+            Some((of, at)) if of == token && now < at => at,
+            _ => {
+                let give_up = (now + ATTEMPT).min(self.end);
+                let pause = engine.evict(name, dependence, give_up).await;
+                engine.clock.now() + pause.min(self.interval)
+            }
+        };
+        self.look_at = Some((token, next));
+        self.ask_at = self.ask_at.min(next);
+        if let Some(entry) = engine.table().find(name) {
+            entry.queue.poll_by(next);
         }
     }
 

@@ -173,14 +173,17 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>, late: Duration
                 }
             }
             Action::Renewed(key, hold, deadline) => {
-                let (before, lease) = (hold.deadline(), hold.lease().length());
+                let (before, lease) = (hold.own_deadline(), hold.lease().length());
                 hold.class.renewed(before, lease, &engine.clock);
                 if !hold.renewed(deadline) {
                     engine.watchdog.forget(key);
                     // The user's timer fired first, by less than a tick: no deadline comes any more that
                     // would end the hold here.
-                    if hold.state(&engine.clock) == GuardState::Lost(LossReason::Deadline) {
-                        engine.lose(&hold, LossReason::Deadline);
+                    if let GuardState::Lost(
+                        reason @ (LossReason::Deadline | LossReason::Presence),
+                    ) = hold.state(&engine.clock)
+                    {
+                        engine.lose(&hold, reason);
                     }
                     continue;
                 }

@@ -28,6 +28,8 @@ pub(crate) struct Judge {
     /// The store can be read.
     pub(crate) is_running: AtomicBool,
     is_calm: bool,
+    /// Breaks are those of clients that find a presence gone, which must end no hold that a guard counts on.
+    breaks_are_safe: bool,
     wake: Wake,
     facts: Mutex<Facts>,
 }
@@ -92,6 +94,7 @@ impl Judge {
             observer: MemoryDriver::connect(store, config),
             is_running: AtomicBool::new(true),
             is_calm: plan.is_calm(),
+            breaks_are_safe: plan.presence.is_some(),
             wake: plan.config.wake,
             facts: Mutex::new(Facts {
                 log: Log::new(is_read),
@@ -177,7 +180,7 @@ impl Judge {
     fn facts(&self) -> MutexGuard<'_, Facts> {
         let mut facts = self.facts.lock().unwrap();
         let breaks = self.store.executed(Call::Break);
-        if breaks > facts.breaks {
+        if breaks > facts.breaks && !self.breaks_are_safe {
             facts.breaks = breaks;
             facts.log.put(format_args!("void: a break was executed"));
             facts.void();

@@ -1,0 +1,39 @@
+//! Presence: what it costs.
+
+use super::{Bench, SECOND};
+use dlock_core::{Client, Lease, driver::Wake};
+use dlock_memory::Call;
+use std::{sync::Arc, time::Duration};
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_holds_with_a_presence_cost_little_more_than_one() {
+    let bench = Bench::new(Wake::Poll);
+    let clock = bench.store.clock().clone();
+    let lease = Lease::renewed(600 * SECOND);
+    let client = Client::builder(Arc::new(bench.driver()))
+        .clock(clock.clone())
+        .lease(lease)
+        .presence(3 * SECOND)
+        .build()
+        .unwrap();
+    let mut guards = Vec::new();
+    for number in 0..1_000 {
+        let lock = client.lock(format!("order:{number}")).unwrap();
+        guards.push(lock.acquire().await.unwrap());
+    }
+    let executed = || -> u64 {
+        Call::ALL
+            .iter()
+            .map(|call| bench.store.executed(*call))
+            .sum()
+    };
+    let before = executed();
+    let span = Duration::from_secs(1_200);
+    clock.sleep_until(clock.now() + span).await;
+    let commands = executed() - before;
+    assert!(guards.iter().all(|guard| guard.check().is_ok()));
+    let a_second = commands as f64 / span.as_secs_f64();
+    assert!(a_second <= 1.1, "{a_second} commands a second");
+    // One renewal of the presence each third of it, and those of the holds.
+    assert!(a_second >= 1.0, "{a_second} commands a second");
+}

@@ -39,6 +39,7 @@ fn one_in_the_clear(url: &str) -> Option<InTheClear> {
     let instead = match parts.scheme.as_str() {
         "redis" => "rediss://",
         "redis+sentinel" => "rediss+sentinel://",
+        "redis+cluster" => "rediss+cluster://",
         "zk" => "zk+tls://",
         "etcd" => "etcd+tls://",
         // These use TLS unless the URL says otherwise.

@@ -207,6 +207,7 @@ pub(crate) fn provide_tls(url: &str) {
             | "redis"
             | "redis+unix"
             | "redis+sentinel"
+            | "redis+cluster"
             | "mongodb"
             | "mongodb+srv"
             | "mysql"

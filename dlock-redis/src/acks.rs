@@ -2,9 +2,10 @@
 //!
 //! Redis answers a request before any replica has it. `WAIT` behind the request tells how many have it; `WAITAOF`
 //! tells on how many disks it is. The server serves nothing else of a connection that waits, so requests that are
-//! to be confirmed have a connection of their own.
+//! to be confirmed have a connection of their own. Newer servers wait only for the last write of the same connection,
+//! so a script whose answer is to be confirmed writes even where it changes nothing.
 
-use crate::{commands, config::Keys, error};
+use crate::{commands, connection::Request, error};
 use dlock_core::driver::DriverError;
 use redis::{Cmd, Value};
 use std::time::Duration;
@@ -23,17 +24,13 @@ impl Acks {
         self.replicas > 0 || self.fsync
     }
 
-    /// The commands behind a request, in the same write.
-    ///
-    /// A script that finds its own hold writes nothing. Newer servers wait only for the last write of the same
-    /// connection, so without the `SET` a repeat over a new connection would be confirmed at once. Run twice,
-    /// they ask the same again.
-    pub(crate) fn behind(&self, keys: &[Keys]) -> Option<Box<[Cmd; 2]>> {
-        let first = keys.first().filter(|_| self.are_wanted())?;
-        let mut mark = redis::cmd("SET");
-        mark.arg(format!("{}:ack", first.record()));
-        mark.arg(&["", "PX", "1000"]);
-        Some(Box::new([mark, self.wait(self.replicas, self.within)]))
+    /// The request, with the command behind it that has it confirmed where anything is.
+    pub(crate) fn confirm(&self, cmd: Cmd) -> Request {
+        let wait = || Box::new(self.wait(self.replicas, self.within));
+        Request {
+            acks: self.are_wanted().then(wait),
+            ..cmd.into()
+        }
     }
 
     /// Asks for nothing but whether the server and the user's rights allow to wait.

@@ -25,8 +25,9 @@ pub(crate) fn acquire(
     channel: &str,
     (place, turned): Stand,
     not_after: Duration,
+    confirm: bool,
 ) -> Cmd {
-    let mut cmd = call(&ACQUIRE, 4, slice::from_ref(keys), 11);
+    let mut cmd = call(&ACQUIRE, 4, slice::from_ref(keys), 12);
     cmd.arg(&owner_field(&req.owner)[..]);
     cmd.arg(&hold_field(req.hold)[..]);
     write_terms(&mut cmd, req, not_after);
@@ -34,12 +35,13 @@ pub(crate) fn acquire(
     let share = share_field(req);
     let floor = req.floor.map_or_else(String::new, |it| it.0.to_string());
     let queues = req.ticket.is_some() || req.next_ticket.is_some();
-    if queues || req.join.is_some() || !share.is_empty() || req.floor.is_some() {
+    if queues || req.join.is_some() || !share.is_empty() || req.floor.is_some() || confirm {
         let next = ticket_field(channel, req.next_ticket, None);
         let join = req.join.map_or_else(String::new, |it| it.0.to_string());
         let turned = if turned { "1" } else { "" };
         let line = ticket_field(channel, req.ticket, place);
-        let rest = [&*line, &*next, &*join, turned, &*share, &*floor];
+        let confirm = if confirm { "1" } else { "" };
+        let rest = [&*line, &*next, &*join, turned, &*share, &*floor, confirm];
         let last = rest.iter().rposition(|it| !it.is_empty()).unwrap_or(0);
         cmd.arg(&rest[..=last]);
     }
@@ -53,8 +55,9 @@ pub(crate) fn acquires(
     channel: &str,
     places: &[Option<QueuePosition>],
     not_after: Duration,
+    confirm: bool,
 ) -> Cmd {
-    let mut cmd = call(&ACQUIRES, 4, keys, 7);
+    let mut cmd = call(&ACQUIRES, 4, keys, 8);
     write_joined(&mut cmd, batch.iter().map(|req| owner_field(&req.owner)));
     write_joined(&mut cmd, batch.iter().map(|req| hold_field(req.hold)));
     if let Some(first) = batch.first() {
@@ -63,7 +66,11 @@ pub(crate) fn acquires(
     let tickets = batch.iter().zip(places);
     let tickets = tickets.map(|(req, place)| ticket_field(channel, req.ticket, *place));
     cmd.arg(tickets.collect::<Vec<_>>().join("\n"));
-    cmd.arg(batch.first().and_then(Acquire::share));
+    let share = batch.first().and_then(Acquire::share);
+    cmd.arg(share);
+    if confirm {
+        cmd.arg(share.is_none().then_some("")).arg("1");
+    }
     cmd
 }
 
@@ -107,14 +114,15 @@ pub(crate) fn is_permit(owner: &Owner) -> bool {
     matches!(owner.mode(), Mode::Permit { .. })
 }
 
-pub(crate) fn renew(keys: &[Keys], batch: &[Renew], not_after: Duration) -> Cmd {
-    let mut cmd = call(&RENEW, 1, keys, 1 + 3 * batch.len());
+pub(crate) fn renew(keys: &[Keys], batch: &[Renew], not_after: Duration, confirm: bool) -> Cmd {
+    let mut cmd = call(&RENEW, 1, keys, 2 + 3 * batch.len());
     cmd.arg(micros(not_after));
     for entry in batch {
         cmd.arg(&owner_field(&entry.owner)[..]);
         cmd.arg(&hold_field(entry.hold)[..]);
         cmd.arg(millis(entry.lease.unwrap_or_default()));
     }
+    cmd.arg(confirm.then_some("1"));
     cmd
 }
 
@@ -468,7 +476,7 @@ fn fields(value: &Value) -> Option<&[Value]> {
     }
 }
 
-fn text(value: &Value) -> Option<&str> {
+pub(crate) fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
         Value::SimpleString(text) => Some(text),

@@ -16,8 +16,9 @@ use std::{env, fmt, fmt::Write as _, str::FromStr, time::Duration};
 ///
 /// Parsed from a URL of the native client (`redis://`, `rediss://`, `redis+unix://`), or from one that
 /// names sentinels and their master: `redis+sentinel://[user:pass@]h1:26379,h2:26379/NAME[/DB]`, or
-/// `rediss+sentinel://` for TLS. User and password are the master's. dlock's own settings are query
-/// parameters. `Debug` shows no password.
+/// `rediss+sentinel://` for TLS: user and password are the master's. A cluster is named by some of its
+/// nodes, `redis+cluster://[user:pass@]h1:6379,h2:6379/` or `rediss+cluster://`. dlock's own settings are
+/// query parameters. `Debug` shows no password.
 ///
 /// ```
 /// use dlock_redis::RedisConfig;
@@ -30,6 +31,8 @@ pub struct RedisConfig {
     /// With sentinels, its address is that of the first sentinel, and the rest is for the master.
     pub(crate) server: ConnectionInfo,
     pub(crate) sentinels: Option<SentinelConfig>,
+    /// Some nodes of a cluster; empty: the server is in none.
+    pub(crate) seeds: Vec<ConnectionAddr>,
     pub(crate) prefix: Prefix,
     pub(crate) connect_within: Duration,
     pub(crate) acks: Acks,
@@ -55,6 +58,18 @@ impl RedisConfig {
 ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__channel:dlock:* \\
   +hello +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +get +set +pexpire +pexpireat \\
   +zadd +zcard +zrange +zrank +zrem +zscore +publish +subscribe +unsubscribe +scan +info
+";
+
+    /// The same for a cluster, as the line for each of its nodes.
+    ///
+    /// # Examples
+    /// ```
+    /// println!("{}", dlock_redis::RedisConfig::RIGHTS_IN_CLUSTER);
+    /// ```
+    pub const RIGHTS_IN_CLUSTER: &'static str = "\
+ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__channel:dlock:* \\
+  +hello +evalsha +script|load +time +pttl +hgetall +hmget +hget +hset +hdel +del +exists +get +set +pexpire +pexpireat \\
+  +zadd +zcard +zrange +zrank +zrem +zscore +publish +scan +info +spublish +ssubscribe +sunsubscribe +asking +cluster|nodes
 ";
 
     /// The beginning of every key, before `:{name}`. Default `dlock`. URL: `dlock.prefix`.
@@ -130,6 +145,11 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
             // Not the master's address: a pass outlives a failover.
             return format!("redis+sentinel://{name}/{db} {}", self.prefix.0);
         }
+        if !self.seeds.is_empty() {
+            let mut seeds: Vec<_> = self.seeds.iter().map(ToString::to_string).collect();
+            seeds.sort();
+            return format!("redis+cluster://{} {}", seeds.join(","), self.prefix.0);
+        }
         let scheme = match self.server.addr() {
             ConnectionAddr::TcpTls { .. } => "rediss",
             ConnectionAddr::Unix(_) => "redis+unix",
@@ -144,8 +164,21 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
         Self {
             server,
             sentinels: None,
+            seeds: Vec::new(),
             ..self
         }
+    }
+
+    /// The same settings for the node of the cluster at that address.
+    pub(crate) fn of_node(&self, addr: ConnectionAddr) -> Self {
+        Self {
+            server: self.server.clone().set_addr(addr),
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        !self.seeds.is_empty()
     }
 
     /// Refuses a TLS address where no crypto provider is installed.
@@ -163,6 +196,7 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:c:* &redisson_lock__
         Self {
             server,
             sentinels: None,
+            seeds: Vec::new(),
             prefix: Prefix("dlock".into()),
             connect_within: Duration::from_secs(5),
             acks: Acks {
@@ -235,23 +269,15 @@ impl SentinelConfig {
         if name.is_empty() || path.contains('@') {
             return Err(misuse(SENTINEL_URL.to_owned()));
         }
-        let hosts: Vec<_> = hosts.split(',').map(with_port).collect();
-        let addr = |(at, host): (usize, &String)| {
-            // The text may be a part of a password that is not percent-encoded.
-            let wrong = |_| {
-                misuse(format!(
-                    "host {} of the URL is no address: {SENTINEL_URL}",
-                    at + 1
-                ))
-            };
-            let info = format!("{scheme}://{host}").into_connection_info();
-            info.map(|info| info.addr().clone()).map_err(wrong)
-        };
+        let hosts: Vec<_> = hosts
+            .split(',')
+            .map(|host| with_port(host, 26379))
+            .collect();
         let sentinels = Self {
             name: name.into_owned(),
             user: None,
             password: env::var(SENTINEL_PASSWORD).ok().filter(|it| !it.is_empty()),
-            hosts: hosts.iter().enumerate().map(addr).collect::<Result<_>>()?,
+            hosts: addresses(scheme, &hosts, SENTINEL_URL)?,
         };
         Ok((
             format!("{scheme}://{login}{}/{db}{query}", hosts[0]),
@@ -272,11 +298,35 @@ impl SentinelConfig {
     }
 }
 
-fn with_port(host: &str) -> String {
+/// Splits the URL into that of its first node, and the nodes.
+fn split_cluster(url: &str) -> Result<(String, Vec<ConnectionAddr>)> {
+    let (scheme, rest) = url.split_once("+cluster://").unwrap_or((url, ""));
+    let (rest, query) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+    let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
+    if !matches!(db, "" | "0") {
+        return Err(misuse(CLUSTER_URL.to_owned()));
+    }
+    let (login, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    let hosts: Vec<_> = hosts.split(',').map(|host| with_port(host, 6379)).collect();
+    let seeds = addresses(scheme, &hosts, CLUSTER_URL)?;
+    Ok((format!("{scheme}://{login}{}/{query}", hosts[0]), seeds))
+}
+
+fn addresses(scheme: &str, hosts: &[String], form: &str) -> Result<Vec<ConnectionAddr>> {
+    let addr = |(at, host): (usize, &String)| {
+        // The text may be a part of a password that is not percent-encoded.
+        let wrong = |_| misuse(format!("host {} of the URL is no address: {form}", at + 1));
+        let info = format!("{scheme}://{host}").into_connection_info();
+        info.map(|info| info.addr().clone()).map_err(wrong)
+    };
+    hosts.iter().enumerate().map(addr).collect()
+}
+
+fn with_port(host: &str, default: u16) -> String {
     let port = host.rsplit(']').next().unwrap_or_default();
     match port.contains(':') {
         true => host.to_owned(),
-        false => format!("{host}:26379"),
+        false => format!("{host}:{default}"),
     }
 }
 
@@ -284,6 +334,7 @@ fn misuse(message: String) -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
+const CLUSTER_URL: &str = "a URL of a cluster is redis+cluster://user:password@host:6379,host:6379/, without a database: a cluster has one";
 const SENTINEL_URL: &str = "a URL of sentinels is redis+sentinel://user:password@host:26379,host:26379/NAME/DB, and NAME is what `sentinel monitor` says";
 /// The password of the sentinels; that of the master is in the URL.
 const SENTINEL_PASSWORD: &str = "DLOCK_SENTINEL_PASSWORD";
@@ -348,11 +399,15 @@ impl FromStr for RedisConfig {
             let (server, found) = SentinelConfig::split(&native)?;
             (native, sentinels) = (server, Some(found));
         }
+        let mut seeds = Vec::new();
+        if scheme.ends_with("+cluster") {
+            (native, seeds) = split_cluster(&native)?;
+        }
         let server = native
             .into_connection_info()
             .map_err(|cause| error::failed(cause).error)?;
         let mut config = Self::of(server);
-        config.sentinels = sentinels;
+        (config.sentinels, config.seeds) = (sentinels, seeds);
         for (key, value) in settings {
             config.set(&key, &value)?;
         }
@@ -423,11 +478,6 @@ impl Prefix {
         Keys(key)
     }
 
-    /// The channel on which the client with that id listens.
-    pub(crate) fn channel(&self, client: u64) -> String {
-        format!("{}:c:{client:016x}", self.0)
-    }
-
     /// The lock name that a record's key belongs to; `None`: [`keys`](Self::keys) gives no such key.
     pub(crate) fn name(&self, key: &str) -> Option<LockName> {
         let encoded = key
@@ -468,6 +518,11 @@ impl FromStr for Prefix {
 pub(crate) struct Keys(String);
 
 impl Keys {
+    /// Those of no lock: names are not empty.
+    pub(crate) fn none(prefix: &Prefix) -> Self {
+        Self(format!("{}:{{}}", prefix.0))
+    }
+
     pub(crate) fn record(&self) -> &str {
         &self.0
     }

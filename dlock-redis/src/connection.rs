@@ -97,8 +97,10 @@ pub(crate) struct Request {
     pub(crate) cmd: Cmd,
     /// The notifications of its script should leave the server before its answer.
     pub(crate) last: bool,
-    /// The commands that have it confirmed.
-    pub(crate) acks: Option<Box<[Cmd; 2]>>,
+    /// The command that waits until it is confirmed.
+    pub(crate) acks: Option<Box<Cmd>>,
+    /// The server is to serve it although it does not have the slot yet: it is being moved there.
+    pub(crate) asking: bool,
 }
 
 /// What the server answered to a request.
@@ -114,28 +116,29 @@ impl Request {
     /// last, in the same write. The answer then leaves after the notifications: its write costs more than
     /// a command, and it wakes up a client that has nothing to do beside a client that has.
     async fn send(self, native: Native) -> RedisResult<Reply> {
-        if !self.last && self.acks.is_none() {
+        if !self.last && self.acks.is_none() && !self.asking {
             let value = native.one(&self.cmd).await?;
             let confirmed = None;
             return Ok(Reply { value, confirmed });
         }
-        let (mut all, skipped) = (Pipeline::with_capacity(3), usize::from(self.last));
+        let mut all = Pipeline::with_capacity(3);
         if self.last {
             all.cmd("TIME");
         }
+        if self.asking {
+            // It counts for the next command of the connection.
+            all.cmd("ASKING");
+        }
+        let skipped = all.len();
         all.add_command(self.cmd);
-        for command in self.acks.into_iter().flat_map(|both| *both) {
-            all.add_command(command);
+        if let Some(wait) = self.acks {
+            all.add_command(*wait);
         }
         let mut answers = native.all(&all, skipped).await?.into_iter();
-        let value = answers.next().unwrap_or_default();
-        // A mark that was refused is no write to wait for.
-        let confirmed = match answers.next() {
-            Some(refusal @ Value::ServerError(_)) => Some(refusal),
-            Some(_) => answers.next(),
-            None => None,
-        };
-        Ok(Reply { value, confirmed })
+        Ok(Reply {
+            value: answers.next().unwrap_or_default(),
+            confirmed: answers.next(),
+        })
     }
 }
 
@@ -145,6 +148,7 @@ impl From<Cmd> for Request {
             cmd,
             last: false,
             acks: None,
+            asking: false,
         }
     }
 }
@@ -233,7 +237,10 @@ impl Connection {
         if info.as_ref().is_ok_and(|info| has_two_masters(info)) {
             return Err(error::two_masters(self.dialer.at()));
         }
-        log_findings("redis", &info.map(|info| findings(&info, acks)));
+        // The nodes of a cluster are judged together.
+        if !self.dialer.in_cluster {
+            log_findings("redis", &info.map(|info| findings(&info, acks)));
+        }
         Ok(())
     }
 
@@ -386,8 +393,8 @@ impl Connection {
         let greeting = tokio::time::timeout(self.dialer.within(), greet(native.clone())).await;
         let greeting = greeting.map_err(|_| error::no_greeting(at))?;
         let greeting = greeting.map_err(|cause| self.dialer.unreached(at, cause))?;
-        if greeting.is_clustered {
-            return Err(error::clustered(at));
+        if greeting.in_cluster != self.dialer.in_cluster {
+            return Err(error::other_mode(at, greeting.in_cluster));
         }
         if greeting.has_two_masters {
             return Err(error::two_masters(at));
@@ -526,7 +533,7 @@ async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
 struct Greeting {
     time: Option<Duration>,
     /// It is a node of a cluster.
-    is_clustered: bool,
+    in_cluster: bool,
     /// It and another server take writes and merge them.
     has_two_masters: bool,
 }
@@ -551,7 +558,7 @@ async fn greet(native: Native) -> RedisResult<Greeting> {
     };
     Ok(Greeting {
         time: answers.first().and_then(commands::read_time),
-        is_clustered: says("mode", "cluster"),
+        in_cluster: says("mode", "cluster"),
         has_two_masters: says("role", ACTIVE),
     })
 }
@@ -577,6 +584,7 @@ fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
         (false, false) => Some("min-replicas-to-write is 0 and dlock.replicas is off"),
     };
     let limited = value("maxmemory").is_none_or(|most| most != "0");
+    let clustered = value("cluster_enabled") == Some("1");
     let judge = |key: &str, value: &str| match (key, value) {
         ("maxmemory_policy", "noeviction") => {
             Finding::ok("maxmemory-policy is noeviction: a full server evicts no lock")
@@ -607,6 +615,10 @@ fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
                 "see why they are not connected, or set a smaller number",
             )
         }
+        ("connected_slaves", "0") if clustered => Finding::warning(
+            "this master has no replica: the locks in its slots stop when it dies",
+            "add a replica, or accept that",
+        ),
         ("connected_slaves", "0") => Finding::ok("no replicas, so no failover"),
         ("connected_slaves", replicas) => match loses {
             Some(loses) => Finding::warning(
@@ -648,7 +660,7 @@ fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
 const ACTIVE: &str = "active-replica";
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may
 /// take.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// After that long without any answer the path may be dead. A server's usual pauses (fork, AOF) are
 /// shorter.
 const SILENCE: Duration = Duration::from_secs(1);

@@ -22,25 +22,50 @@ use std::{
     time::Duration,
 };
 
-/// Opens all connections of a client with the same settings.
+/// The shortest lease that a caller of a client asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct ShortestLease(Arc<AtomicU64>);
+
+impl ShortestLease {
+    /// Records a lease that is in use from now on: a lost connection has to be back before it ends.
+    pub(crate) fn keeps(&self, lease: Duration) {
+        let millis = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+        if millis < self.0.load(Ordering::Relaxed) {
+            self.0.fetch_min(millis, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+impl Default for ShortestLease {
+    fn default() -> Self {
+        Self(Arc::new(AtomicU64::new(u64::MAX)))
+    }
+}
+
+/// Opens all connections of a client to a server with the same settings.
 #[derive(Debug)]
 pub(crate) struct Dialer {
     client: Client,
     /// They say which server to dial, instead of the client.
     sentinels: Option<Sentinels>,
+    /// The server is a node of a cluster.
+    pub(crate) in_cluster: bool,
     /// The place of the server, for messages.
     at: String,
     /// Whether it is spoken to over TLS.
     tls: bool,
     within: Duration,
-    /// The shortest lease that a caller asked for, in ms.
-    shortest: AtomicU64,
+    shortest: ShortestLease,
     /// Consecutive failed attempts.
     failed: AtomicU32,
 }
 
 impl Dialer {
-    pub(crate) fn new(config: &RedisConfig) -> RedisResult<Self> {
+    pub(crate) fn new(config: &RedisConfig, shortest: ShortestLease) -> RedisResult<Self> {
         let server = config
             .server
             .clone()
@@ -67,8 +92,9 @@ impl Dialer {
             sentinels: sentinels.map(follow).transpose()?,
             tls: matches!(server.addr(), ConnectionAddr::TcpTls { .. }),
             client: Client::open(server)?,
+            in_cluster: config.is_cluster(),
             within: config.connect_within,
-            shortest: AtomicU64::new(u64::MAX),
+            shortest,
             failed: AtomicU32::new(0),
         })
     }
@@ -83,23 +109,11 @@ impl Dialer {
         error::unreached(at, self.tls, cause)
     }
 
-    /// Records a lease that is in use from now on: a lost connection has to be back before it ends.
-    pub(crate) fn keeps(&self, lease: Duration) {
-        let millis = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-        if millis < self.shortest.load(Ordering::Relaxed) {
-            self.shortest.fetch_min(millis, Ordering::Relaxed);
-        }
-    }
-
-    fn shortest(&self) -> Duration {
-        Duration::from_millis(self.shortest.load(Ordering::Relaxed))
-    }
-
     /// How long an attempt may take: a third of the shortest lease, so that another attempt is in time
     /// when the first meets silence. Each failure doubles it, so that a slow path gets a connection in
     /// the end.
     pub(crate) fn within(&self) -> Duration {
-        let patient = (self.shortest() / 3).max(LEAST_WITHIN);
+        let patient = (self.shortest.get() / 3).max(LEAST_WITHIN);
         let failed = self.failed.load(Ordering::Relaxed).min(MOST_DOUBLED);
         self.within.min(patient.saturating_mul(1 << failed))
     }
@@ -125,7 +139,7 @@ impl Dialer {
     /// The next pause in a series: from 10 ms, doubling to a second or to an eighth of the shortest
     /// lease.
     pub(crate) fn longer(&self, pause: Duration) -> Duration {
-        let longest = (self.shortest() / 8).clamp(LEAST_LONGEST, LONGEST_PAUSE);
+        let longest = (self.shortest.get() / 8).clamp(LEAST_LONGEST, LONGEST_PAUSE);
         (pause * 2).clamp(SHORTEST_PAUSE, longest)
     }
 
@@ -201,6 +215,23 @@ impl Dialer {
     }
 }
 
+/// The address of a server that is reached like another one: over TLS or not.
+pub(crate) fn at(other: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
+    match other.clone() {
+        ConnectionAddr::TcpTls {
+            insecure,
+            tls_params,
+            ..
+        } => ConnectionAddr::TcpTls {
+            host: host.to_owned(),
+            port,
+            insecure,
+            tls_params,
+        },
+        _ => ConnectionAddr::Tcp(host.to_owned(), port),
+    }
+}
+
 /// The settings of a connection over which the client says no more than it must.
 fn quiet(settings: RedisConnectionInfo) -> RedisConnectionInfo {
     let settings = settings.set_protocol(ProtocolVersion::RESP3);
@@ -250,12 +281,14 @@ const DEAF: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
-    use super::Dialer;
+    use super::{Dialer, ShortestLease};
     use std::time::Duration;
 
     #[test]
     fn who_keeps_short_leases_is_back_before_they_are_over() {
-        let dialer = Dialer::new(&"redis://localhost".parse().unwrap()).unwrap();
+        let shortest = ShortestLease::default();
+        let config = "redis://localhost".parse().unwrap();
+        let dialer = Dialer::new(&config, shortest.clone()).unwrap();
         let longest = || {
             let mut pauses = vec![Duration::ZERO];
             while pauses.len() < 12 {
@@ -273,7 +306,7 @@ mod tests {
             // The shortest lease counts.
             (30_000, 50, 1_000),
         ] {
-            dialer.keeps(Duration::from_millis(lease));
+            shortest.keeps(Duration::from_millis(lease));
             assert_eq!(longest(), pause, "{lease}");
             assert_eq!(dialer.within().as_millis(), within, "{lease}");
         }

@@ -2,12 +2,11 @@
 //! The answer of a script holds all that its caller needs, so no step takes a second round trip.
 
 use crate::{
-    commands::{self, Acquisition, Breaking, Record, Refusal, Releasing},
+    commands::{Acquisition, Breaking, Record, Refusal, Releasing},
     config::RedisConfig,
-    connection::{Connection, Shared},
-    dialer::Dialer,
+    connection::Shared,
     error,
-    listener::{Listener, POLL_INTERVAL, poll_at_end},
+    listener::{POLL_INTERVAL, poll_at_end},
     requests::{Acquires, POLICY, Releases},
     server::{MOST_ROUNDS, Server},
 };
@@ -17,7 +16,7 @@ use dlock_core::{
     driver::{
         Acquire, Acquired, Capabilities, Cursor, DistributedLock, Finding, Held, Lane, Page,
         Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
-        kit::{Batcher, again},
+        kit::{BatchPolicy, Batcher, again},
     },
 };
 use futures_core::stream::BoxStream;
@@ -25,7 +24,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::aio::ConnectionLike;
 use std::{sync::Arc, time::Duration};
 
-/// The driver for locks on one Redis server.
+/// The driver for locks on a Redis server, on the master that sentinels name, or on a cluster.
 ///
 /// # Examples
 /// ```no_run
@@ -50,7 +49,8 @@ impl RedisDriver {
     ///   crypto provider.
     /// - `Unavailable` when the server cannot be reached, or refuses the log-in or a right that waiting
     ///   needs.
-    /// - `Unsupported` when the server is too old or a node of a cluster.
+    /// - `Unsupported` when the server is too old, or a node of a cluster and the URL names none, or the other way
+    ///   round.
     ///
     /// There is one attempt and no retry, so that an application learns of an error at its start.
     ///
@@ -92,36 +92,18 @@ impl RedisDriver {
         check_runtime()?;
         #[cfg(feature = "tls")]
         config.check_tls()?;
-        let dialer = Dialer::new(&config).map_err(|cause| error::failed(cause).error);
-        let dialer = Arc::new(dialer?);
-        let wake_ups = Listener::new(dialer.clone(), config.prefix().clone())?;
-        let connection = Connection::open(dialer.clone(), shared).await?;
-        connection.check_settings(&config.acks).await?;
-        wake_ups.ready(&connection).await?;
-        let confirmed = match config.acks.are_wanted() {
-            true => Connection::open(dialer, None).await?,
-            false => Arc::clone(&connection),
+        let capabilities = capabilities(&config);
+        // A script of a cluster has one slot, and few locks share one.
+        let alone = match config.is_cluster() {
+            true => usize::MAX,
+            false => POLICY.alone,
         };
-        confirmed.can_confirm(&config.acks).await?;
-        let mut capabilities = Capabilities::new("redis", config.store());
-        capabilities.wake = Wake::Queue;
-        capabilities.shares = true;
-        capabilities.raises = true;
-        // What is confirmed has a connection of its own, which a release does not wait for.
-        capabilities.ordered = !config.acks.are_wanted();
-        capabilities.late = LATE;
-        capabilities.renew_batch = RENEW_BATCH;
-        let server = Arc::new(Server {
-            prefix: config.prefix,
-            connection,
-            confirmed,
-            acks: config.acks,
-            wake_ups,
-        });
+        let policy = BatchPolicy { alone, ..POLICY };
+        let server = Arc::new(Server::open(config, shared).await?);
         Ok(Self {
             capabilities,
-            acquires: Batcher::new(Acquires(Arc::clone(&server)), POLICY),
-            releases: Batcher::new(Releases(Arc::clone(&server)), POLICY),
+            acquires: Batcher::new(Acquires(Arc::clone(&server)), policy),
+            releases: Batcher::new(Releases(Arc::clone(&server)), policy),
             server,
         })
     }
@@ -208,9 +190,9 @@ impl DistributedLock for RedisDriver {
         &self.capabilities
     }
 
-    /// There is one server and one connection: all locks share one lane.
-    fn lane(&self, _: &LockName) -> Lane {
-        Lane::default()
+    /// All locks of a server share one lane.
+    fn lane(&self, name: &LockName) -> Lane {
+        self.server.lane(name)
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
@@ -218,15 +200,15 @@ impl DistributedLock for RedisDriver {
         if req.floor.is_some_and(|floor| floor.0 >= LAST_TOKEN) {
             return Err(error::beyond());
         }
-        server.connection.dialer.keeps(req.lease.length());
+        server.shortest.keeps(req.lease.length());
         let mut turned = false;
         if let Some(ticket) = req.ticket {
-            server.wake_ups.allowed()?;
-            (_, turned) = server.wake_ups.tickets.enters(ticket);
+            server.allowed()?;
+            (_, turned) = server.inbox.tickets.enters(ticket);
         }
         let _next = req
             .next_ticket
-            .map(|ticket| server.wake_ups.tickets.awaits(ticket));
+            .map(|ticket| server.inbox.tickets.awaits(ticket));
         let alone = req.next_ticket.is_some() || req.join.is_some() || req.floor.is_some();
         let mut answer = match alone || turned {
             false => self.acquires.ask(req).await?,
@@ -249,7 +231,7 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        self.server.wake_ups.tickets.forget(ticket);
+        self.server.inbox.tickets.forget(ticket);
         if !self.server.leave(name, Some(ticket)).await? {
             self.server.go_on(name.clone());
         }
@@ -262,15 +244,19 @@ impl DistributedLock for RedisDriver {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        let scripts = batch.chunks(A_SCRIPT);
+        let (a_script, in_flight) = match self.server.is_cluster() {
+            true => (1, A_SCRIPT),
+            false => (A_SCRIPT, IN_FLIGHT),
+        };
+        let scripts = batch.chunks(a_script);
         let scripts: Vec<_> = scripts.map(|it| self.server.renew(it, give_up)).collect();
-        let mut outcomes: Vec<_> = stream::iter(scripts).buffered(IN_FLIGHT).collect().await;
+        let mut outcomes: Vec<_> = stream::iter(scripts).buffered(in_flight).collect().await;
         if !outcomes.is_empty() && outcomes.iter().all(Result::is_err) {
             return outcomes.swap_remove(0);
         }
         // A script that failed fails its own entries, and no entry that another script renewed.
         let mut answers = Vec::with_capacity(batch.len());
-        for (some, outcome) in batch.chunks(A_SCRIPT).zip(outcomes) {
+        for (some, outcome) in batch.chunks(a_script).zip(outcomes) {
             let failed = |error| some.iter().map(|_| Err(again(&error))).collect();
             answers.extend(outcome.unwrap_or_else(failed));
         }
@@ -302,7 +288,7 @@ impl DistributedLock for RedisDriver {
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        self.server.wake_ups.stream()
+        self.server.inbox.stream()
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
@@ -310,20 +296,15 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
-        let from = from
-            .map_or(Some(0), read_cursor)
-            .ok_or_else(error::bad_cursor)?;
         let keys = &self.server.prefix;
         let count = limit.saturating_mul(KEYS_OF_A_NAME).clamp(1, MOST_SCANNED);
-        let scan = commands::scan(from, &keys.pattern(prefix), count);
-        let answer = self.server.connection.command(scan).await?;
-        let (next, found) = commands::read_scan(&answer).ok_or_else(error::garbled)?;
-        let names = found.into_iter().filter_map(|key| keys.name(key));
+        let pattern = keys.pattern(prefix);
+        let (found, next) = self.server.scan(from, &pattern, count).await?;
+        let names = found.into_iter().filter_map(|key| keys.name(&key));
         let snapshots: Vec<_> = names.map(|name| self.snapshot(name)).collect();
         let snapshots = stream::iter(snapshots).buffered(A_SCRIPT);
         let mut shown: Vec<Snapshot> = snapshots.try_collect().await?;
         shown.retain(|name| !name.holders.is_empty() || name.unavailable_for.is_some());
-        let next = (next != 0).then(|| Cursor(next.to_string().into_bytes()));
         Ok(Page::new(shown, next))
     }
 
@@ -346,15 +327,26 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.server.connection.diagnose(&self.server.acks).await
+        self.server.diagnose().await
     }
 
     /// Requests in flight keep their connection until they are answered; new requests are refused.
     async fn close(&self) {
-        self.server.connection.close();
-        self.server.confirmed.close();
-        self.server.wake_ups.close().await;
+        self.server.close().await;
     }
+}
+
+fn capabilities(config: &RedisConfig) -> Capabilities {
+    let mut capabilities = Capabilities::new("redis", config.store());
+    capabilities.wake = Wake::Queue;
+    capabilities.shares = true;
+    capabilities.raises = true;
+    // What is confirmed has a connection of its own, which a release does not wait for; and one that a node refuses is
+    // sent again.
+    capabilities.ordered = !config.acks.are_wanted() && !config.is_cluster();
+    capabilities.late = LATE;
+    capabilities.renew_batch = RENEW_BATCH;
+    capabilities
 }
 
 /// The outcome of a release that failed after its hold had ended, read from the answer to its repeat.
@@ -430,10 +422,6 @@ impl Incarnation {
             began: began.or(token.map(|token| Duration::from_micros(token.0))),
         }
     }
-}
-
-fn read_cursor(cursor: &Cursor) -> Option<u64> {
-    std::str::from_utf8(&cursor.0).ok()?.parse().ok()
 }
 
 /// The script reads the time and decides in one step, even when the request waited in a stopped server.

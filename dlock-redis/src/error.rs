@@ -33,8 +33,8 @@ const TABLE: [Class; 30] = {
         Class::new("LOADING", Unavailable, Later, None, true, "the server is loading its data"),
         Class::new("MASTERDOWN", Unavailable, Later, None, true, "this is a replica that lost its master: connect to the master"),
         Class::new("MISCONF", Unavailable, Later, None, false, "the server cannot write its snapshot and refuses writes: repair its disk, or see stop-writes-on-bgsave-error"),
-        Class::new("MOVED", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
-        Class::new("ASK", Unsupported, Never, None, false, "this is a node of a cluster, which the driver does not support"),
+        Class::new("MOVED", Unavailable, Now, None, false, "another node of the cluster has the slot now"),
+        Class::new("ASK", Unavailable, Later, None, false, "the slot is being moved to another node of the cluster"),
         Class::new("NOAUTH", Unavailable, Never, None, false, "the server requires a log-in: put user and password into the URL"),
         Class::new("NOPERM", Unavailable, Never, None, false, "the user lacks a right: see the ACL lines in the README of dlock-redis"),
         Class::new("NOREPLICAS", Unavailable, Later, None, false, "too few replicas are connected (min-replicas-to-write)"),
@@ -105,19 +105,54 @@ fn is_no_tls(cause: &RedisError) -> bool {
 pub(crate) fn may_not_subscribe(prefix: &Prefix, cause: RedisError) -> DriverError {
     let message = format!(
         "the user may not subscribe to the channels on which waiters receive their turns: grant +subscribe and &{}:c:*, \
-         see the ACL lines in the README of dlock-redis",
+         or in a cluster +ssubscribe and &{0}:*; see the ACL lines in the README of dlock-redis",
         prefix.as_str()
     );
     DriverError::new(ErrorKind::Unavailable, message).with_source(cause)
 }
 
-/// The driver knows nothing of cluster routing: notifications would not arrive, and the slot of a name
-/// may move.
-pub(crate) fn clustered(at: &str) -> DriverError {
-    let message = format!(
-        "{at}: this is a node of a Redis cluster, which the driver does not support: connect to a server with cluster-enabled no"
-    );
-    DriverError::new(ErrorKind::Unsupported, message)
+/// A node of a cluster behind the URL of a server alone, or the other way round.
+pub(crate) fn other_mode(at: &str, in_cluster: bool) -> DriverError {
+    let message = match in_cluster {
+        true => {
+            "this is a node of a Redis cluster: the URL must begin with redis+cluster:// or rediss+cluster://"
+        }
+        false => {
+            "this server is no node of a cluster: the URL must begin with redis:// or rediss://"
+        }
+    };
+    DriverError::new(ErrorKind::Unsupported, format!("{at}: {message}"))
+}
+
+/// An application's connection leads to one server.
+pub(crate) fn one_connection() -> DriverError {
+    let message = "a cluster needs a connection to each of its masters: connect by its URL, not over a connection of the application";
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
+/// No node of the cluster that answers names a master of the slot.
+pub(crate) fn uncovered() -> DriverError {
+    DriverError::unavailable("no master of the cluster has this slot: see CLUSTER INFO")
+        .with_retry(RetryClass::Later)
+}
+
+/// A listing cannot go on where it was.
+pub(crate) fn masters_changed() -> DriverError {
+    DriverError::unavailable(
+        "the masters of the cluster changed during the listing: begin it again",
+    )
+}
+
+/// Another master has the slot now, and the one before did not answer.
+pub(crate) fn superseded(was_sent: bool) -> DriverError {
+    let effect = match was_sent {
+        true => Effect::Unknown,
+        false => Effect::None,
+    };
+    DriverError::unanswered(
+        "another node of the cluster has this slot now, and the one before gave no answer",
+    )
+    .with_effect(effect)
 }
 
 /// Two servers that take writes and merge them later: each grants the same lock.
@@ -227,6 +262,16 @@ pub(crate) fn closed() -> DriverError {
 
 pub(crate) fn bad_cursor() -> DriverError {
     DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
+}
+
+/// The server's error behind one of the driver.
+pub(crate) fn native(error: &DriverError) -> Option<&RedisError> {
+    std::error::Error::source(error)?.downcast_ref()
+}
+
+/// Whether another node of the cluster has the slot of that request, or no node.
+pub(crate) fn is_elsewhere(cause: &RedisError) -> bool {
+    matches!(cause.code(), Some("MOVED" | "ASK" | "CLUSTERDOWN"))
 }
 
 fn classify(cause: &RedisError) -> &'static Class {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod acks;
+mod cluster;
 mod commands;
 mod config;
 mod connection;
@@ -8,10 +9,12 @@ mod dialer;
 mod driver;
 mod error;
 mod listener;
+mod node;
 mod requests;
 mod scripts;
 mod sentinel;
 mod server;
+mod slots;
 mod tickets;
 
 pub use config::{Prefix, RedisConfig};

@@ -1,9 +1,13 @@
-//! Wake-ups: listens on this client's one channel, over a connection of its own.
+//! Wake-ups: listens on this client's channel, over a connection of its own.
 //! Notifications hand a lock to a waiter without polling.
 //!
 //! The channel is subscribed before the first ticket is sent, because a ticket without a receiver is
 //! removed from the queue. The subscription ends with the driver, and with the stream: a client that
 //! listened without waiting would be given turns that no task takes.
+//!
+//! In a cluster a client has a channel for each lock that it waits for, in the lock's slot: only there a script can count
+//! the receivers. It is subscribed at the master of the slot, before the ticket is sent. When the slot moves, the server
+//! ends the subscription and says so; the waiters then poll at the new master.
 //!
 //! A connection may look alive and carry nothing any more: a device on the path forgot it, or it leads
 //! to another server than the requests. The client sends nothing to detect that without a suspicion. An
@@ -11,13 +15,20 @@
 //! to its own channel, and opens another connection if the echo does not arrive.
 
 use crate::{
-    commands, config::Prefix, connection::Connection, dialer::Dialer, error, tickets::Tickets,
+    commands,
+    config::{Keys, Prefix},
+    connection::{Connection, Link},
+    dialer::Dialer,
+    error,
+    tickets::Tickets,
 };
 use dlock_core::driver::{Result, WakeUp, kit::WakeUps, system_random};
 use futures_core::stream::BoxStream;
-use futures_util::{StreamExt, stream};
-use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};
+use futures_util::{StreamExt, future::join_all, stream};
+use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
+    borrow::Cow,
+    collections::HashMap,
     fmt, io,
     pin::pin,
     sync::{
@@ -31,108 +42,50 @@ use tokio::{
     time::Instant,
 };
 
-/// The notifications of this client, and the task that listens for them.
-pub(crate) struct Listener {
-    dialer: Arc<Dialer>,
+/// The tickets of a client, and the stream of its notifications, from one server or from the masters of a cluster.
+#[derive(Clone)]
+pub(crate) struct Inbox {
     prefix: Prefix,
-    /// The channel of this client; its tickets begin with it.
-    pub(crate) channel: String,
-    listening: Mutex<Listening>,
-    wake_ups: WakeUps,
-    pub(crate) tickets: Tickets,
-    /// Whether the first attempt to subscribe is over, with any outcome, and whether listening is.
-    stage: watch::Sender<Stage>,
-    /// The connection for notifications ended, or the driver or the stream did.
-    changed: Arc<Notify>,
-    /// The last echo that this client sent and received.
-    echo: watch::Sender<u64>,
+    in_cluster: bool,
+    /// The channel of this client; in a cluster the end of all its channels.
+    channel: String,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) wake_ups: Arc<WakeUps>,
     /// The stream was requested twice. The first client would receive the turns of the second, and hand
     /// on those that it does not know.
-    two: AtomicBool,
+    two: Arc<AtomicBool>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    New,
-    Tried,
-    Over,
-}
-
-#[derive(Default)]
-struct Listening {
-    /// When set, it ends the connection that listens.
-    gone: Option<Arc<AtomicBool>>,
-    /// The server's answer where the user may not subscribe.
-    refused: Option<RedisError>,
-    /// A check of the notifications is running, and whether another one follows it.
-    doubt: Option<bool>,
-}
-
-impl Listener {
-    /// Starts to listen. Needs a runtime.
-    pub(crate) fn new(dialer: Arc<Dialer>, prefix: Prefix) -> Result<Arc<Self>> {
+impl Inbox {
+    pub(crate) fn new(prefix: Prefix, in_cluster: bool) -> Result<Self> {
         // Two clients with one channel would have the same tickets.
-        let channel = prefix.channel(system_random()?);
-        let wake_ups = Arc::new(Self {
-            dialer,
-            channel,
+        let channel = format!(":c:{:016x}", system_random()?);
+        Ok(Self {
+            channel: match in_cluster {
+                true => channel,
+                false => [prefix.as_str(), &channel].concat(),
+            },
             prefix,
-            listening: Mutex::default(),
-            wake_ups: WakeUps::new(),
-            tickets: Tickets::default(),
-            stage: watch::Sender::new(Stage::New),
-            changed: Arc::default(),
-            echo: watch::Sender::new(0),
-            two: AtomicBool::new(false),
-        });
-        let (weak, stage) = (Arc::downgrade(&wake_ups), wake_ups.stage.clone());
-        let changed = wake_ups.changed.clone();
-        tokio::spawn(async move {
-            listen(weak, changed).await;
-            stage.send_replace(Stage::Over);
-        });
-        Ok(wake_ups)
+            in_cluster,
+            tickets: Arc::default(),
+            wake_ups: Arc::default(),
+            two: Arc::default(),
+        })
     }
 
-    /// Resolves when the subscription succeeded or failed, and the user has the rights that turns need.
-    pub(crate) async fn ready(&self, connection: &Arc<Connection>) -> Result<()> {
-        self.reaches(Stage::Tried, self.dialer.within()).await;
-        self.allowed()?;
-        // Without the right to publish, this client would take every waiter for dead: each release would
-        // empty the queue.
-        connection.command(self.echo_of(0)).await.map(drop)
+    /// The channel on which this client is notified of a lock; its tickets for the lock begin with it.
+    pub(crate) fn channel(&self, keys: &Keys) -> Cow<'_, str> {
+        match self.in_cluster {
+            true => [keys.record(), &self.channel].concat().into(),
+            false => Cow::Borrowed(&self.channel),
+        }
     }
 
-    /// An error where the user may not subscribe. Without notifications a ticket is removed from the
-    /// queue at each release, so all others would pass its client again and again. Also an error where
-    /// two clients use this driver.
+    /// An error where two clients use this driver.
     pub(crate) fn allowed(&self) -> Result<()> {
-        if self.two.load(Ordering::Relaxed) {
-            return Err(error::two_clients());
-        }
-        match &self.listening().refused {
-            Some(cause) => Err(error::may_not_subscribe(&self.prefix, cause.clone())),
-            None => Ok(()),
-        }
-    }
-
-    /// Waits for at most `bound`: a silent path must not block the caller.
-    async fn reaches(&self, wanted: Stage, bound: Duration) {
-        let mut stage = self.stage.subscribe();
-        let reached = stage.wait_for(|stage| *stage >= wanted);
-        drop(tokio::time::timeout(bound, reached).await);
-    }
-
-    /// Checks that messages on this client's channel arrive here, and subscribes anew if they do not. At
-    /// most once a poll interval.
-    pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>) {
-        let mut listening = self.listening();
-        let runs = listening.doubt.is_some();
-        listening.doubt = Some(runs);
-        drop(listening);
-        if !runs {
-            let asked = Arc::downgrade(connection);
-            connection.spawn(check_notifications(Arc::downgrade(self), asked));
+        match self.two.load(Ordering::Relaxed) {
+            true => Err(error::two_clients()),
+            false => Ok(()),
         }
     }
 
@@ -142,13 +95,207 @@ impl Listener {
             stream::empty().boxed()
         })
     }
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tickets, {:?}", self.tickets.len(), self.wake_ups)
+    }
+}
+
+/// The notifications from one server, and the task that listens for them.
+pub(crate) struct Listener {
+    dialer: Arc<Dialer>,
+    inbox: Inbox,
+    listening: Mutex<Listening>,
+    /// In a cluster, one subscription at a time: `ASKING` counts for the next command of a connection.
+    subscribing: tokio::sync::Mutex<()>,
+    /// Whether the first attempt to subscribe is over, with any outcome, and whether listening is.
+    stage: watch::Sender<Stage>,
+    /// The connection for notifications ended, or the driver or the stream did.
+    changed: Arc<Notify>,
+    /// The last echo that arrived.
+    echo: watch::Sender<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    New,
+    Tried,
+    Over,
+}
+
+/// The connection that listens.
+#[derive(Clone)]
+struct Open {
+    native: MultiplexedConnection,
+    /// When set, it ends.
+    gone: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct Listening {
+    open: Option<Open>,
+    /// The server's answer where the user may not subscribe.
+    refused: Option<RedisError>,
+    /// A check of the notifications is running, and whether another one follows it.
+    doubt: Option<bool>,
+    /// The link of the last refusal of a ticket.
+    link: Option<Weak<Link>>,
+    /// In a cluster the channels that are subscribed, and when each was needed last.
+    channels: HashMap<String, Instant>,
+    swept: Option<Instant>,
+}
+
+impl Listening {
+    /// Removes the channels of tickets that must be over: a ticket is polled more often.
+    fn idle(&mut self) -> Vec<String> {
+        let now = Instant::now();
+        if self.swept.is_some_and(|at| now - at < IDLE) {
+            return Vec::new();
+        }
+        self.swept = Some(now);
+        let idle = self.channels.extract_if(|_, needed| now - *needed > IDLE);
+        idle.map(|(channel, _)| channel).collect()
+    }
+
+    /// Whether the channel is subscribed; it is needed now.
+    fn hears(&mut self, channel: &str) -> bool {
+        let needed = self.channels.get_mut(channel);
+        needed.map(|at| *at = Instant::now()).is_some()
+    }
+}
+
+impl Listener {
+    /// Starts to listen. Needs a runtime.
+    pub(crate) fn new(dialer: Arc<Dialer>, inbox: Inbox) -> Arc<Self> {
+        let wake_ups = Arc::new(Self {
+            dialer,
+            inbox,
+            listening: Mutex::default(),
+            subscribing: tokio::sync::Mutex::default(),
+            stage: watch::Sender::new(Stage::New),
+            changed: Arc::default(),
+            echo: watch::Sender::new(0),
+        });
+        let (weak, stage) = (Arc::downgrade(&wake_ups), wake_ups.stage.clone());
+        let changed = wake_ups.changed.clone();
+        tokio::spawn(async move {
+            listen(weak, changed).await;
+            stage.send_replace(Stage::Over);
+        });
+        wake_ups
+    }
+
+    /// Resolves when the subscription succeeded or failed, and the user has the rights that turns need.
+    pub(crate) async fn ready(&self, connection: &Arc<Connection>) -> Result<()> {
+        self.reaches(Stage::Tried, self.dialer.within()).await;
+        self.allowed()?;
+        // Without the right to publish, this client would take every waiter for dead: each release would
+        // empty the queue.
+        match connection.command(echo_of(&self.any_channel(), 0)).await {
+            Err(error) if error::native(&error).is_some_and(error::is_elsewhere) => Ok(()),
+            said => said.map(drop),
+        }
+    }
+
+    /// A channel to try out what the user may do.
+    fn any_channel(&self) -> Cow<'_, str> {
+        self.inbox.channel(&Keys::none(&self.inbox.prefix))
+    }
+
+    /// An error where the user may not subscribe. Without notifications a ticket is removed from the
+    /// queue at each release, so all others would pass its client again and again.
+    pub(crate) fn allowed(&self) -> Result<()> {
+        self.inbox.allowed()?;
+        match &self.listening().refused {
+            Some(cause) => Err(error::may_not_subscribe(&self.inbox.prefix, cause.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Subscribes to the channel of a lock in a cluster, unless that is done. The server refuses it where it does not
+    /// have the slot, nor is asked to take it for one that is being moved to it.
+    pub(crate) async fn subscribe(&self, channel: &str, asking: bool) -> RedisResult<()> {
+        if self.listening().hears(channel) {
+            return Ok(());
+        }
+        let _one = self.subscribing.lock().await;
+        let (native, idle) = {
+            let mut listening = self.listening();
+            let hears = listening.hears(channel);
+            match listening.open.clone().filter(|_| !hears) {
+                Some(open) => (open.native, listening.idle()),
+                // Without a connection every notification is lost, and the waiters poll when there is one.
+                None => return Ok(()),
+            }
+        };
+        let subscribed = async {
+            let idle = idle.iter().map(|it| shard(&native, "SUNSUBSCRIBE", it));
+            drop(join_all(idle).await);
+            if asking {
+                native
+                    .clone()
+                    .send_packed_command(&redis::cmd("ASKING"))
+                    .await?;
+            }
+            shard(&native, "SSUBSCRIBE", channel).await
+        };
+        match tokio::time::timeout(self.dialer.within(), subscribed).await {
+            Ok(Err(error)) if !error.is_io_error() => return Err(error),
+            Ok(Ok(())) if self.listening().hears(channel) => {}
+            // Silence, or the answer to another request: the native client takes the end of a subscription for one,
+            // which the server tells on its own. Over the next connection the waiters poll.
+            _ => self.replace(),
+        }
+        Ok(())
+    }
+
+    /// Ends the connection that listens. Another one follows.
+    fn replace(&self) {
+        if let Some(open) = &self.listening().open {
+            open.gone.store(true, Ordering::SeqCst);
+        }
+        self.changed.notify_one();
+    }
+
+    /// Whether a ticket was refused over another link than the one before it.
+    pub(crate) fn is_another(&self, link: &Arc<Link>) -> bool {
+        let link = Arc::downgrade(link);
+        let before = self.listening().link.replace(link.clone());
+        before.is_some_and(|before| !before.ptr_eq(&link))
+    }
+
+    /// Waits for at most `bound`: a silent path must not block the caller.
+    async fn reaches(&self, wanted: Stage, bound: Duration) {
+        let mut stage = self.stage.subscribe();
+        let reached = stage.wait_for(|stage| *stage >= wanted);
+        drop(tokio::time::timeout(bound, reached).await);
+    }
+
+    /// Checks that messages on that channel arrive here, and subscribes anew if they do not. At most once a poll
+    /// interval.
+    pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>, channel: String) {
+        let mut listening = self.listening();
+        let runs = listening.doubt.is_some();
+        listening.doubt = Some(runs);
+        drop(listening);
+        if !runs {
+            let asked = Arc::downgrade(connection);
+            connection.spawn(check_notifications(Arc::downgrade(self), asked, channel));
+        }
+    }
 
     /// Ends the stream, the subscription and its connection. Then no lock waits for a turn of this
     /// client.
     pub(crate) async fn close(&self) {
-        self.wake_ups.close();
+        self.inbox.wake_ups.close();
         self.changed.notify_one();
         self.reaches(Stage::Over, FAREWELL).await;
+    }
+
+    fn is_over(&self) -> bool {
+        self.inbox.wake_ups.is_closed()
     }
 
     fn listening(&self) -> MutexGuard<'_, Listening> {
@@ -160,10 +307,10 @@ impl Listener {
     /// Publishes an echo over the command connection and waits until it arrives over the one for
     /// notifications. When the publish fails, nothing is known. Running twice is harmless: a second echo
     /// has no meaning.
-    async fn hears_itself(&self, connection: &Arc<Connection>) -> bool {
+    async fn hears_itself(&self, connection: &Arc<Connection>, channel: &str) -> bool {
         let mut echo = self.echo.subscribe();
         let number = *echo.borrow() + 1;
-        match connection.command(self.echo_of(number)).await {
+        match connection.command(echo_of(channel, number)).await {
             // The server has no subscription of this client, or the subscription is on another server.
             Ok(Value::Int(0)) => false,
             Ok(_) => {
@@ -174,16 +321,10 @@ impl Listener {
         }
     }
 
-    fn echo_of(&self, number: u64) -> Cmd {
-        let mut said = redis::cmd("PUBLISH");
-        said.arg(&self.channel).arg(format!("{ECHO}{number}"));
-        said
-    }
-
     /// Runs inside the connection's task.
     fn pushed(&self, push: &PushInfo) {
-        if push.kind != PushKind::Message {
-            return;
+        if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
+            return self.subscribed(push);
         }
         let Some(Value::BulkString(message)) = push.data.get(1) else {
             return;
@@ -195,12 +336,12 @@ impl Listener {
                 _ => tracing::debug!("redis: unknown message on a client's channel"),
             };
         };
-        let (Some(name), ticket) = (self.prefix.name(push.record), push.ticket) else {
+        let (Some(name), ticket) = (self.inbox.prefix.name(push.record), push.ticket) else {
             return;
         };
         // A turn of a ticket without a waiting task is reported too: the core hands it on.
-        self.tickets.told(ticket, push.first_for.is_none());
-        self.wake_ups.send(match push.first_for {
+        self.inbox.tickets.told(ticket, push.first_for.is_none());
+        self.inbox.wake_ups.send(match push.first_for {
             // The holder may have let others in beside it. A turn is what the answer to an earlier poll does not undo.
             None | Some(Duration::ZERO) => WakeUp::Turn { name, ticket },
             Some(rest) => WakeUp::First {
@@ -211,11 +352,28 @@ impl Listener {
         });
     }
 
-    /// An attempt to subscribe is over, or a subscription. `gone` ends the connection of one that is in
-    /// place; `refused` is the answer of a server that does not allow it.
-    fn tried(&self, gone: Option<Arc<AtomicBool>>, refused: Option<RedisError>) {
+    /// Keeps note of the channels of a cluster.
+    fn subscribed(&self, push: &PushInfo) {
+        let Some(channel) = push.data.first().and_then(commands::text) else {
+            return;
+        };
+        let channels = &mut self.listening().channels;
+        if push.kind == PushKind::SSubscribe {
+            channels.insert(channel.to_owned(), Instant::now());
+        } else if push.kind == PushKind::SUnsubscribe && channels.remove(channel).is_some() {
+            // The slot moved.
+            self.inbox.wake_ups.send(WakeUp::Resync);
+        }
+    }
+
+    /// An attempt to subscribe is over, or a subscription. `open` is the connection of one that is in place;
+    /// `refused` is the answer of a server that does not allow it.
+    fn tried(&self, open: Option<Open>, refused: Option<RedisError>) {
         let mut listening = self.listening();
-        (listening.gone, listening.refused) = (gone, refused);
+        if open.is_none() {
+            listening.channels.clear();
+        }
+        (listening.open, listening.refused) = (open, refused);
         drop(listening);
         let moved = |stage: &mut Stage| std::mem::replace(stage, Stage::Tried) != Stage::Tried;
         self.stage.send_if_modified(moved);
@@ -230,12 +388,7 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Listener({} tickets), {:?}",
-            self.tickets.len(),
-            self.wake_ups
-        )
+        write!(f, "Listener({:?})", self.inbox)
     }
 }
 
@@ -246,16 +399,20 @@ pub(crate) fn poll_at_end(rest: Duration) -> Duration {
 
 /// Ends the connection that listens if no echo arrives over it. Then pauses for a poll interval before
 /// the next check.
-async fn check_notifications(shared: Weak<Listener>, connection: Weak<Connection>) {
+async fn check_notifications(
+    shared: Weak<Listener>,
+    connection: Weak<Connection>,
+    channel: String,
+) {
     loop {
         if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
             // While another connection is being opened there is nothing to check.
-            let gone = shared.listening().gone.clone();
-            if let Some(gone) = gone
-                && !shared.hears_itself(&connection).await
+            let open = shared.listening().open.clone();
+            if let Some(open) = open
+                && !shared.hears_itself(&connection, &channel).await
             {
                 tracing::debug!("redis: the connection for wake-ups carries nothing");
-                gone.store(true, Ordering::SeqCst);
+                open.gone.store(true, Ordering::SeqCst);
                 shared.changed.notify_one();
             }
         }
@@ -299,7 +456,7 @@ async fn listen(shared: Weak<Listener>, changed: Arc<Notify>) {
         let mut again = pin!(again);
         loop {
             // Closed during the pause.
-            if shared.upgrade().is_none_or(|it| it.wake_ups.is_closed()) {
+            if shared.upgrade().is_none_or(|it| it.is_over()) {
                 return;
             }
             tokio::select! {
@@ -315,11 +472,11 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
     let Some(strong) = shared.upgrade() else {
         return Ok(());
     };
-    let (dialer, channel) = (strong.dialer.clone(), strong.channel.clone());
+    let (dialer, channel) = (strong.dialer.clone(), strong.any_channel().into_owned());
     drop(strong);
     let gone = Arc::new(AtomicBool::new(false));
     let (listener, flag) = (shared.clone(), gone.clone());
-    let mut native = dialer
+    let native = dialer
         .dial(move |push| {
             let Some(shared) = listener.upgrade() else {
                 return;
@@ -335,10 +492,18 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
     let mut named = native.clone();
     let hello = commands::hello("dlock-wake-ups");
     let subscribed = async {
-        let (_, subscribed) = tokio::join!(
-            named.send_packed_command(&hello),
-            native.subscribe(&channel)
-        );
+        let (_, subscribed) = tokio::join!(named.send_packed_command(&hello), async {
+            match dialer.in_cluster {
+                // The right to subscribe, if nothing else.
+                true => shard(&native, "SSUBSCRIBE", &channel)
+                    .await
+                    .or_else(|error| match error::is_elsewhere(&error) {
+                        true => Ok(()),
+                        false => Err(error),
+                    }),
+                false => native.clone().subscribe(&channel).await,
+            }
+        });
         subscribed
     };
     let subscribed = tokio::time::timeout(dialer.within(), subscribed).await;
@@ -347,14 +512,15 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
     dialer.tried(subscribed.is_ok());
     subscribed?;
     if let Some(strong) = shared.upgrade() {
-        strong.tried(Some(gone.clone()), None);
+        let (native, gone) = (native.clone(), gone.clone());
+        strong.tried(Some(Open { native, gone }), None);
         // All earlier notifications are lost.
-        if gap || strong.tickets.len() > 0 {
-            strong.wake_ups.send(WakeUp::Resync);
+        if gap || strong.inbox.tickets.len() > 0 {
+            strong.inbox.wake_ups.send(WakeUp::Resync);
         }
     }
-    while let Some(shared) = shared.upgrade().filter(|it| !it.wake_ups.is_closed()) {
-        let abandoned = shared.wake_ups.abandoned();
+    while let Some(shared) = shared.upgrade().filter(|it| !it.is_over()) {
+        let abandoned = shared.inbox.wake_ups.abandoned();
         drop(shared);
         if gone.load(Ordering::SeqCst) {
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
@@ -365,14 +531,45 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
         }
     }
     // An explicit unsubscribe, so that a waiting `close` knows that the server has no receiver any more.
-    drop(tokio::time::timeout(FAREWELL, native.unsubscribe(channel)).await);
+    let channels = shared
+        .upgrade()
+        .map(|it| std::mem::take(&mut it.listening().channels));
+    let channels = channels.unwrap_or_default();
+    let leave = async {
+        let leave = channels.keys().map(|it| shard(&native, "SUNSUBSCRIBE", it));
+        drop(join_all(leave).await);
+        if !dialer.in_cluster {
+            drop(native.clone().unsubscribe(channel).await);
+        }
+    };
+    drop(tokio::time::timeout(FAREWELL, leave).await);
     Ok(())
+}
+
+/// Subscribes to a channel of a slot, or ends that.
+async fn shard(native: &MultiplexedConnection, verb: &str, channel: &str) -> RedisResult<()> {
+    let mut cmd = redis::cmd(verb);
+    cmd.arg(channel);
+    let answer = native.clone().send_packed_command(&cmd).await?;
+    commands::read_error(answer).map(drop)
+}
+
+/// A message to this client that has no meaning. The right one for the channel: see `tell.lua`.
+fn echo_of(channel: &str, number: u64) -> Cmd {
+    let mut said = redis::cmd(match channel.contains('{') {
+        true => "SPUBLISH",
+        false => "PUBLISH",
+    });
+    said.arg(channel).arg(format!("{ECHO}{number}"));
+    said
 }
 
 /// The pause after a refusal: rights can be granted while a service runs.
 const REFUSED: Duration = Duration::from_secs(5);
 /// The longest poll interval: the most that a lost notification costs.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// As long as the server keeps a queue that no client polls.
+const IDLE: Duration = Duration::from_secs(10);
 /// The beginning of an echo; its number follows.
 const ECHO: char = 'E';
 /// An echo arrives right after the answer to its publish, however slow the path is: both connections

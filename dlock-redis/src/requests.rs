@@ -5,6 +5,7 @@ use crate::{
     commands::{self, Acquisition, Releasing},
     connection::Link,
     error,
+    node::{Answer, Call},
     scripts::{ACQUIRES, RELEASES},
     server::{Server, not_after},
 };
@@ -40,7 +41,7 @@ impl Batch for Acquires {
     }
 
     async fn send(&self, batch: &[Acquire]) -> Result<Vec<Option<Result<Acquisition>>>> {
-        let (server, tickets) = (&self.0, &self.0.wake_ups.tickets);
+        let (server, tickets) = (&self.0, &self.0.inbox.tickets);
         let keys: Vec<_> = batch.iter().map(|req| server.keys(&req.name)).collect();
         let places: Vec<_> = batch
             .iter()
@@ -49,21 +50,27 @@ impl Batch for Acquires {
         // The script does nothing if one request is late: each then goes alone.
         let first = batch.iter().map(|req| req.give_up).min();
         let first = first.unwrap_or(Instant::FAR);
+        let channel = keys.first().map(|keys| server.inbox.channel(keys));
+        let (channel, acks) = (channel.unwrap_or_default(), &server.acks);
         let acquires = |link: &Link| {
-            let channel = &server.wake_ups.channel;
-            let acquires =
-                commands::acquires(&keys, batch, channel, &places, not_after(link, first));
-            server.confirm(acquires, &keys)
+            let (not_after, confirm) = (not_after(link, first), acks.are_wanted());
+            let acquires = commands::acquires(&keys, batch, &channel, &places, not_after, confirm);
+            acks.confirm(acquires)
         };
-        let answer = server.confirmed.eval(&ACQUIRES, first, acquires);
-        let (reply, link) = server.confirmed.patiently(answer).await?;
-        let each = commands::read_each(reply.value, batch.len()).ok_or_else(error::garbled)?;
+        let call = Call {
+            give_up: first,
+            confirmed: true,
+            ..server.call(&ACQUIRES, &keys)
+        };
+        let mut answer = server.patiently(server.eval(call, acquires)).await?;
+        let value = std::mem::take(&mut answer.reply.value);
+        let each = commands::read_each(value, batch.len()).ok_or_else(error::garbled)?;
         let each = batch.iter().zip(each).map(|(req, it)| {
-            let answer = it.map_err(|cause| server.confirmed.failed(&link, cause));
-            answer.and_then(|it| server.acquired(req, &it, &link))
+            let value = it.map_err(|cause| answer.node.confirmed.failed(&answer.link, cause));
+            value.and_then(|value| server.acquired(req, &value, &answer))
         });
         let mut each: Vec<_> = each.collect();
-        if let Some(missing) = server.acks.missing(reply.confirmed) {
+        if let Some(missing) = acks.missing(answer.reply.confirmed) {
             let given = batch.iter().zip(each).map(async |(req, it)| match it {
                 Ok(acquisition) => server.give_back(req, acquisition, &missing).await,
                 Err(error) => Err(error),
@@ -97,12 +104,11 @@ impl Batch for Releases {
         let keys = batch.iter().map(|(req, _)| self.0.keys(&req.name));
         let keys: Vec<_> = keys.collect();
         let releases = |_: &Link| commands::releases(&keys, batch).into();
-        let (connection, patience) = (&self.0.connection, self.0.connection.patience());
-        let answer = connection.eval(&RELEASES, patience, releases);
-        let (reply, link) = connection.patiently(answer).await?;
+        let answer = self.0.eval(self.0.call(&RELEASES, &keys), releases);
+        let Answer { reply, link, node } = self.0.patiently(answer).await?;
         let each = commands::read_each(reply.value, batch.len()).ok_or_else(error::garbled)?;
         let each = each.into_iter().map(|it| {
-            let answer = it.map_err(|cause| connection.failed(&link, cause))?;
+            let answer = it.map_err(|cause| node.connection.failed(&link, cause))?;
             commands::read_release(&answer).ok_or_else(error::garbled)
         });
         Ok(each.map(Some).collect())

@@ -4,7 +4,7 @@
 //! master is the server that more than half of the sentinels of the URL name: so those that are cut off together
 //! with an old master do not count. A connection to another server than the master ends at once.
 
-use crate::config::SentinelConfig;
+use crate::{config::SentinelConfig, dialer::at};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind,
     RedisError, RedisResult, Value,
@@ -101,19 +101,7 @@ impl Sentinels {
         });
         // They may have changed their minds before this connection could be told.
         self.shared.drop_others();
-        Ok(match server.addr().clone() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host: host.clone(),
-                port: *port,
-                insecure,
-                tls_params,
-            },
-            _ => ConnectionAddr::Tcp(host.clone(), *port),
-        })
+        Ok(at(server.addr(), host, *port))
     }
 
     /// Waits until another server is the master than now.

@@ -3,65 +3,95 @@
 
 use crate::{
     acks::Acks,
+    cluster::Cluster,
     commands::{self, Acquisition, Breaking, Record, Releasing},
-    config::{Keys, Prefix},
-    connection::{Connection, Link, Request},
+    config::{Keys, Prefix, RedisConfig},
+    connection::{Link, PATIENCE, Request, Shared},
+    dialer::ShortestLease,
     error,
-    listener::Listener,
+    listener::Inbox,
+    node::{Answer, Call, Node},
     scripts::{self, Lua},
+    slots::slot_of,
 };
 use dlock_core::{
-    Effect, FencingToken, Instant, LockName,
-    driver::{Acquire, DriverError, Release, Renew, Renewed, Result, Ticket, kit::again},
+    Clock, Effect, FencingToken, Instant, LockName,
+    driver::{
+        Acquire, Cursor, DriverError, Finding, Lane, Release, Renew, Renewed, Result, Ticket,
+        kit::again,
+    },
 };
-use redis::{Cmd, Value};
-use std::{
-    slice,
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use redis::Value;
+use std::{slice, sync::Arc, time::Duration};
+use tokio::runtime::Handle;
 
-/// The server, as one client's locks use it.
+/// The server or cluster, as one client's locks use it.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) prefix: Prefix,
-    pub(crate) connection: Arc<Connection>,
-    /// Carries the requests that are to be confirmed, and those whose order with them counts. The same
-    /// connection where nothing is confirmed.
-    pub(crate) confirmed: Arc<Connection>,
     pub(crate) acks: Acks,
-    pub(crate) wake_ups: Arc<Listener>,
+    pub(crate) inbox: Inbox,
+    pub(crate) shortest: ShortestLease,
+    pub(crate) nodes: Nodes,
+    clock: Clock,
+    runtime: Handle,
+}
+
+#[derive(Debug)]
+pub(crate) enum Nodes {
+    One(Arc<Node>),
+    Cluster(Arc<Cluster>),
 }
 
 impl Server {
-    /// Sends one acquire with the place of its ticket.
-    pub(crate) async fn acquire(self: &Arc<Self>, req: &Acquire) -> Result<Acquisition> {
-        let (keys, stand) = (
-            self.keys(&req.name),
-            self.wake_ups.tickets.place(req.ticket),
-        );
-        let acquire = |link: &Link| {
-            let not_after = not_after(link, req.give_up);
-            let channel = &self.wake_ups.channel;
-            self.confirm(
-                commands::acquire(&keys, req, channel, stand, not_after),
-                slice::from_ref(&keys),
-            )
+    pub(crate) async fn open(config: RedisConfig, shared: Option<Shared>) -> Result<Self> {
+        let inbox = Inbox::new(config.prefix.clone(), config.is_cluster())?;
+        let shortest = ShortestLease::default();
+        let (prefix, acks) = (config.prefix.clone(), config.acks.clone());
+        let nodes = match (config.is_cluster(), shared) {
+            (false, shared) => {
+                let node = Node::open(&config, inbox.clone(), shortest.clone(), shared).await?;
+                Nodes::One(Arc::new(node))
+            }
+            (true, None) => {
+                Nodes::Cluster(Cluster::open(config, inbox.clone(), shortest.clone()).await?)
+            }
+            (true, Some(_)) => return Err(error::one_connection()),
         };
-        let evaluated = self.confirmed.eval(&scripts::ACQUIRE, req.give_up, acquire);
-        let (reply, link) = evaluated.await?;
-        let acquisition = self.acquired(req, &reply.value, &link)?;
-        match self.acks.missing(reply.confirmed) {
-            Some(missing) => self.give_back(req, acquisition, &missing).await,
-            None => Ok(acquisition),
-        }
+        Ok(Self {
+            prefix,
+            acks,
+            inbox,
+            shortest,
+            nodes,
+            clock: Clock::boot(),
+            runtime: Handle::current(),
+        })
     }
 
-    /// A request over those locks that is to be confirmed, where anything is.
-    pub(crate) fn confirm(&self, cmd: Cmd, keys: &[Keys]) -> Request {
-        Request {
-            acks: self.acks.behind(keys),
-            ..cmd.into()
+    /// Sends one acquire with the place of its ticket.
+    pub(crate) async fn acquire(self: &Arc<Self>, req: &Acquire) -> Result<Acquisition> {
+        let (keys, stand) = (self.keys(&req.name), self.inbox.tickets.place(req.ticket));
+        let channel = &*self.inbox.channel(&keys);
+        let (acks, confirm) = (&self.acks, self.acks.are_wanted());
+        let acquire = |link: &Link| {
+            let not_after = not_after(link, req.give_up);
+            let acquire = commands::acquire(&keys, req, channel, stand, not_after, confirm);
+            acks.confirm(acquire)
+        };
+        let waits = req.ticket.is_some() || req.next_ticket.is_some();
+        let call = Call {
+            lua: &scripts::ACQUIRE,
+            keys: slice::from_ref(&keys),
+            give_up: req.give_up,
+            confirmed: true,
+            channel: self.is_cluster().then_some(channel).filter(|_| waits),
+        };
+        let answer = self.eval(call, acquire).await?;
+        let acquisition = self.acquired(req, &answer.reply.value, &answer)?;
+        match self.acks.missing(answer.reply.confirmed) {
+            Some(missing) => self.give_back(req, acquisition, &missing).await,
+            None => Ok(acquisition),
         }
     }
 
@@ -76,13 +106,13 @@ impl Server {
             return Ok(acquisition);
         }
         let release = Release::new(req.name.clone(), req.owner, req.hold);
-        let released = self.connection.patiently(self.release(&release)).await;
-        if matches!(released, Ok(Releasing::Unserved)) {
+        let released = tokio::time::timeout(PATIENCE, self.release(&release)).await;
+        if matches!(released, Ok(Ok(Releasing::Unserved))) {
             self.go_on(req.name.clone());
         }
         let effect = match released {
-            Ok(_) => Effect::None,
-            Err(_) => Effect::Unknown,
+            Ok(Ok(_)) => Effect::None,
+            _ => Effect::Unknown,
         };
         Err(again(missing).with_effect(effect))
     }
@@ -91,13 +121,13 @@ impl Server {
     pub(crate) fn acquired(
         &self,
         req: &Acquire,
-        answer: &Value,
-        link: &Arc<Link>,
+        value: &Value,
+        Answer { link, node, .. }: &Answer,
     ) -> Result<Acquisition> {
-        let read = commands::read_acquire(answer, req.lease.length());
+        let read = commands::read_acquire(value, req.lease.length());
         let (acquisition, now) = read.ok_or_else(error::garbled)?;
-        link.server.observe(now, self.connection.now());
-        let tickets = &self.wake_ups.tickets;
+        link.server.observe(now, self.clock.now());
+        let tickets = &self.inbox.tickets;
         let unheard = match (&acquisition, req.ticket) {
             (Acquisition::Granted(_, behind), line) => {
                 if let (Some(next), Some(place)) = (req.next_ticket, *behind) {
@@ -107,12 +137,14 @@ impl Server {
             }
             (Acquisition::Held(refusal), Some(ticket)) => {
                 let stands = (refusal.place, refusal.ahead);
-                tickets.refused(ticket, stands, refusal.record.token(), link)
+                let another = node.wake_ups.is_another(link);
+                tickets.refused(ticket, stands, refusal.record.token(), another)
             }
             _ => false,
         };
         if unheard {
-            self.wake_ups.doubt(&self.connection);
+            let channel = self.inbox.channel(&self.keys(&req.name)).into_owned();
+            node.wake_ups.doubt(&node.connection, channel);
         }
         Ok(acquisition)
     }
@@ -120,10 +152,10 @@ impl Server {
     pub(crate) async fn release(&self, req: &Release) -> Result<Releasing> {
         let keys = self.keys(&req.name);
         let release = |_: &Link| Request {
-            last: self.wake_ups.tickets.brought(req.holds),
+            last: self.inbox.tickets.brought(req.holds),
             ..commands::release(&keys, req).into()
         };
-        let answer = self.run(&scripts::RELEASE, release).await?;
+        let answer = self.run(&scripts::RELEASE, &keys, release).await?;
         commands::read_release(&answer).ok_or_else(error::garbled)
     }
 
@@ -135,13 +167,20 @@ impl Server {
     ) -> Result<Vec<Result<Renewed>>> {
         let keys: Vec<_> = entries.iter().map(|it| self.keys(&it.name)).collect();
         let renew = |link: &Link| {
-            let not_after = not_after(link, give_up);
-            self.confirm(commands::renew(&keys, entries, not_after), &keys)
+            let (not_after, confirm) = (not_after(link, give_up), self.acks.are_wanted());
+            let renew = commands::renew(&keys, entries, not_after, confirm);
+            self.acks.confirm(renew)
         };
-        let evaluated = self.confirmed.eval(&scripts::RENEW, give_up, renew);
-        let (reply, link) = evaluated.await?;
+        let call = Call {
+            lua: &scripts::RENEW,
+            keys: &keys,
+            give_up,
+            confirmed: true,
+            channel: None,
+        };
+        let Answer { reply, link, .. } = self.eval(call, renew).await?;
         let renewal = commands::read_renew(&reply.value).ok_or_else(error::garbled)?;
-        link.server.observe(renewal.now, self.connection.now());
+        link.server.observe(renewal.now, self.clock.now());
         let entries = renewal.entries.ok_or_else(error::late)?.into_iter();
         // A hold that is gone is gone, confirmed or not. One that was renewed lasts as long as was
         // confirmed, and the next renewal may be confirmed again.
@@ -157,14 +196,15 @@ impl Server {
     /// Ends a ticket. `false`: the queue has more dead tickets than one script removes.
     pub(crate) async fn leave(&self, name: &LockName, ticket: Option<Ticket>) -> Result<bool> {
         let keys = self.keys(name);
-        let leave = |_: &Link| commands::leave(&keys, &self.wake_ups.channel, ticket).into();
+        let channel = self.inbox.channel(&keys);
+        let leave = |_: &Link| commands::leave(&keys, &channel, ticket).into();
         // Behind an acquire of the ticket that was given up, so that it does not enter again.
-        let patience = self.confirmed.patience();
-        let (reply, _) = self
-            .confirmed
-            .eval(&scripts::LEAVE, patience, leave)
-            .await?;
-        commands::read_leave(&reply.value).ok_or_else(error::garbled)
+        let call = Call {
+            confirmed: true,
+            ..self.call(&scripts::LEAVE, slice::from_ref(&keys))
+        };
+        let answer = self.eval(call, leave).await?;
+        commands::read_leave(&answer.reply.value).ok_or_else(error::garbled)
     }
 
     /// Frees a lock.
@@ -175,7 +215,7 @@ impl Server {
     ) -> Result<Breaking> {
         let keys = self.keys(name);
         let free = |_: &Link| commands::break_lock(&keys, only).into();
-        let answer = self.run(&scripts::BREAK, free).await?;
+        let answer = self.run(&scripts::BREAK, &keys, free).await?;
         commands::read_break(&answer).ok_or_else(error::garbled)
     }
 
@@ -183,7 +223,7 @@ impl Server {
     pub(crate) async fn inspect(&self, name: &LockName) -> Result<(Record, Option<u32>)> {
         let keys = self.keys(name);
         let inspect = |_: &Link| commands::inspect(&keys).into();
-        let answer = self.run(&scripts::INSPECT, inspect).await?;
+        let answer = self.run(&scripts::INSPECT, &keys, inspect).await?;
         commands::read_inspect(&answer).ok_or_else(error::garbled)
     }
 
@@ -192,7 +232,8 @@ impl Server {
     /// release is done. If it stops early, the next poll of a waiter serves the queue.
     pub(crate) fn go_on(self: &Arc<Self>, name: LockName) {
         let server = Arc::clone(self);
-        self.connection.spawn(async move {
+        // The caller's runtime may end at once.
+        self.runtime.spawn(async move {
             for _ in 0..MOST_ROUNDS {
                 if !matches!(server.leave(&name, None).await, Ok(false)) {
                     return;
@@ -201,14 +242,122 @@ impl Server {
         });
     }
 
+    /// One step of a walk over the keys of all nodes: the keys that it met, and where to continue. A cursor is that of
+    /// the server, and in a cluster the address of the master behind it.
+    pub(crate) async fn scan(
+        &self,
+        from: Option<&Cursor>,
+        pattern: &str,
+        count: usize,
+    ) -> Result<(Vec<String>, Option<Cursor>)> {
+        let from = from.map_or(Ok("0"), |from| std::str::from_utf8(&from.0));
+        let (at, addr) = from
+            .map(|it| it.split_once(' ').unwrap_or((it, "")))
+            .unwrap_or_default();
+        let at = at.parse().map_err(|_| error::bad_cursor())?;
+        let (node, addr, following) = match &self.nodes {
+            Nodes::One(node) => (Arc::clone(node), None, None),
+            Nodes::Cluster(cluster) => {
+                let mut masters = cluster.masters().into_iter().skip_while(|it| **it < *addr);
+                let master = masters.next().filter(|it| addr.is_empty() || **it == *addr);
+                let master = master.ok_or_else(error::masters_changed)?;
+                (
+                    cluster.node(Arc::clone(&master)).await?,
+                    Some(master),
+                    masters.next(),
+                )
+            }
+        };
+        let answer = node
+            .connection
+            .command(commands::scan(at, pattern, count))
+            .await?;
+        let (next, found) = commands::read_scan(&answer).ok_or_else(error::garbled)?;
+        let next = match (next, addr, following) {
+            (0, _, None) => None,
+            (0, _, Some(following)) => Some(format!("0 {following}")),
+            (next, None, _) => Some(next.to_string()),
+            (next, Some(addr), _) => Some(format!("{next} {addr}")),
+        };
+        let found = found.into_iter().map(str::to_owned).collect();
+        Ok((found, next.map(|next| Cursor(next.into_bytes()))))
+    }
+
+    /// The locks of one master share a lane.
+    pub(crate) fn lane(&self, name: &LockName) -> Lane {
+        let Nodes::Cluster(cluster) = &self.nodes else {
+            return Lane::default();
+        };
+        let owner = cluster.owner(slot_of(self.keys(name).record()));
+        // Any number that tells the masters apart.
+        Lane(owner.map_or(0, |addr| u32::from(slot_of(&addr)) + 1))
+    }
+
+    /// An error where a ticket could not be notified.
+    pub(crate) fn allowed(&self) -> Result<()> {
+        match &self.nodes {
+            Nodes::One(node) => node.wake_ups.allowed(),
+            Nodes::Cluster(_) => self.inbox.allowed(),
+        }
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.nodes, Nodes::Cluster(_))
+    }
+
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+        match &self.nodes {
+            Nodes::One(node) => node.connection.diagnose(&self.acks).await,
+            Nodes::Cluster(cluster) => cluster.diagnose().await,
+        }
+    }
+
+    pub(crate) async fn close(&self) {
+        match &self.nodes {
+            Nodes::One(node) => node.close().await,
+            Nodes::Cluster(cluster) => cluster.close().await,
+        }
+    }
+
     /// Runs a script without a give-up of its own.
     async fn run(
         &self,
-        lua: &LazyLock<Lua>,
-        build: impl Fn(&Link) -> Request + Send,
+        lua: &Lua,
+        keys: &Keys,
+        build: impl Fn(&Link) -> Request + Send + Sync,
     ) -> Result<Value> {
-        let patience = self.connection.patience();
-        Ok(self.connection.eval(lua, patience, build).await?.0.value)
+        let answer = self.eval(self.call(lua, slice::from_ref(keys)), build);
+        Ok(answer.await?.reply.value)
+    }
+
+    /// Batches have a bound of their own. There are none in a cluster.
+    pub(crate) async fn patiently<T>(&self, answer: impl Future<Output = Result<T>>) -> Result<T> {
+        match &self.nodes {
+            Nodes::One(node) => node.connection.patiently(answer).await,
+            Nodes::Cluster(_) => answer.await,
+        }
+    }
+
+    pub(crate) fn call<'a>(&self, lua: &'a Lua, keys: &'a [Keys]) -> Call<'a> {
+        Call {
+            lua,
+            keys,
+            give_up: self.clock.now() + PATIENCE,
+            confirmed: false,
+            channel: None,
+        }
+    }
+
+    pub(crate) async fn eval(
+        &self,
+        call: Call<'_>,
+        build: impl Fn(&Link) -> Request + Send + Sync,
+    ) -> Result<Answer> {
+        match &self.nodes {
+            Nodes::One(node) => Arc::clone(node).eval(&call, false, &build).await,
+            // Boxed: the future of every request would be larger.
+            Nodes::Cluster(cluster) => Box::pin(cluster.eval(call, &build)).await,
+        }
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

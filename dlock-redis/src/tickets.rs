@@ -1,12 +1,12 @@
 //! Ticket table: the client's state of its tickets, their places and what they were told.
 //! The client remembers it so that the server need not.
 
-use crate::{commands::QueuePosition, connection::Link};
+use crate::commands::QueuePosition;
 use dlock_core::{FencingToken, HoldId, Holds, driver::Ticket};
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -22,8 +22,6 @@ pub(crate) struct Tickets {
 #[derive(Default)]
 struct Kept {
     standing: HashMap<Ticket, Standing>,
-    /// The link of the last refusal.
-    link: Option<Weak<Link>>,
 }
 
 /// The state of one ticket.
@@ -93,21 +91,17 @@ impl Tickets {
         standing.map_or_else(Stand::default, Standing::place)
     }
 
-    /// Records a refusal over that link, behind that incarnation. Returns whether a notification was
-    /// missed.
+    /// Records a refusal, behind that incarnation. Returns whether a notification was missed. `another`: the answer
+    /// came over another link than the last one. The fault that ended the old link may have ended the connection for
+    /// notifications too, or the address has another server now.
     pub(crate) fn refused(
         &self,
         ticket: Ticket,
         (place, ahead): (Option<QueuePosition>, Option<u32>),
         token: Option<FencingToken>,
-        link: &Arc<Link>,
+        another: bool,
     ) -> bool {
-        let link = Arc::downgrade(link);
         let mut kept = self.kept();
-        let before = kept.link.replace(link.clone());
-        // The fault that ended the old link may have ended the other connection too, or the address has
-        // another server now.
-        let another = before.is_some_and(|before| !before.ptr_eq(&link));
         let Some(standing) = kept.standing.get_mut(&ticket) else {
             return another;
         };

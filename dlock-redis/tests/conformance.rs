@@ -7,6 +7,7 @@ use dlock_conformance::{
         Home, RedisServer,
         proxy::{Fault, Trigger},
         redis::{self, Aof, RedisOptions},
+        redis_cluster::{RedisCluster, RedisClusterServer},
         redis_set::{NAME, SentinelServer},
         server::ServerError,
     },
@@ -18,6 +19,7 @@ use dlock_redis::{
 };
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     process::ExitCode,
     sync::{Arc, LazyLock, Mutex},
     time::Duration,
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
     let mut fixtures = Remote::everywhere(Redis);
     fixtures.push(Box::new(Remote::processes(Sentinel)));
     fixtures.push(Box::new(Remote::processes(Manager)));
+    fixtures.push(Box::new(Remote::processes(Cluster)));
     let code = suite(fixtures, Mutants::Listed);
     SENTINELS.lock().expect("no start panicked").clear();
     code
@@ -185,5 +188,53 @@ impl Backend for Manager {
 
     async fn flush(&self, server: &RedisServer) -> Result<(), Failure> {
         Redis.flush(server).await
+    }
+}
+
+/// Three masters, each with a replica. Failovers and moving slots have tests of their own.
+#[derive(Clone, Copy)]
+struct Cluster;
+
+#[async_trait]
+impl Backend for Cluster {
+    type Kind = Arc<RedisCluster>;
+
+    fn name(&self) -> &'static str {
+        "redis-cluster"
+    }
+
+    fn start(&self, _: Home) -> Result<RedisClusterServer, ServerError> {
+        RedisClusterServer::start()
+    }
+
+    fn addrs(&self, server: &RedisClusterServer) -> Vec<SocketAddr> {
+        server
+            .kind()
+            .nodes()
+            .iter()
+            .map(RedisServer::addr)
+            .collect()
+    }
+
+    async fn connect(&self, url: &str) -> Result<Arc<dyn DistributedLock>, Failure> {
+        Redis.connect(url).await
+    }
+
+    fn is_proxied(&self) -> bool {
+        true
+    }
+
+    fn request(&self, of: Call, fault: Fault) -> Trigger {
+        Redis.request(of, fault)
+    }
+
+    async fn delete(&self, server: &RedisClusterServer, name: &LockName) -> Result<(), Failure> {
+        server.command(&["DEL", &format!("dlock:{{{name}}}")])?;
+        Ok(())
+    }
+
+    async fn flush(&self, server: &RedisClusterServer) -> Result<(), Failure> {
+        server.command(&["FLUSHALL"])?;
+        Ok(())
     }
 }

@@ -10,7 +10,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `memory:NAME` | `memory` (default) | inside this process, shared by all clients that use the name |
 /// | `redis://…`, `redis+unix://…` | `redis` | one Redis server |
 /// | `redis+sentinel://…` | `redis` | the master that Redis Sentinels name |
-/// | `rediss://…`, `rediss+sentinel://…` | `redis-tls` | the same over TLS |
+/// | `redis+cluster://…` | `redis` | the masters of a Redis Cluster |
+/// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | `redis-tls` | the same over TLS |
 /// | `sqlite:PATH` | `sqlite` | a file, shared by the processes of one machine |
 /// | `mysql://…`, `mariadb://…` | `mysql`, with TLS `mysql-tls` | a table of one MySQL or MariaDB server |
 /// | `postgres://…`, `postgresql://…` | `postgres`, with TLS `postgres-tls` | a table of one PostgreSQL server |
@@ -133,11 +134,13 @@ pub(crate) async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn Distribute
         #[cfg(feature = "memory")]
         "memory" => Ok(Arc::new(dlock_memory::MemoryDriver::from_url(url)?)),
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "redis+sentinel" => {
+        "redis" | "redis+unix" | "redis+sentinel" | "redis+cluster" => {
             Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?))
         }
         #[cfg(feature = "redis-tls")]
-        "rediss" | "rediss+sentinel" => Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?)),
+        "rediss" | "rediss+sentinel" | "rediss+cluster" => {
+            Ok(Arc::new(dlock_redis::RedisDriver::connect(url).await?))
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(dlock_sqlite::SqliteDriver::connect(url).await?)),
         #[cfg(feature = "mongo")]
@@ -163,13 +166,15 @@ pub(crate) async fn driver(scheme: &str, url: &str) -> Result<Arc<dyn Distribute
 }
 
 /// Every scheme, and the feature that includes its driver.
-const SCHEMES: [(&str, &str); 18] = [
+const SCHEMES: [(&str, &str); 20] = [
     ("memory", "memory"),
     ("redis", "redis"),
     ("rediss", "redis-tls"),
     ("redis+unix", "redis"),
     ("redis+sentinel", "redis"),
     ("rediss+sentinel", "redis-tls"),
+    ("redis+cluster", "redis"),
+    ("rediss+cluster", "redis-tls"),
     ("sqlite", "sqlite"),
     ("mongodb", "mongo"),
     ("mongodb+srv", "mongo-srv"),

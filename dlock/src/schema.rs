@@ -60,6 +60,8 @@ fn fixed(scheme: &str) -> Result<&'static str, Error> {
         "redis" | "redis+unix" | "redis+sentinel" | "rediss" | "rediss+sentinel" => {
             Ok(dlock_redis::RedisConfig::RIGHTS)
         }
+        #[cfg(feature = "redis")]
+        "redis+cluster" | "rediss+cluster" => Ok(dlock_redis::RedisConfig::RIGHTS_IN_CLUSTER),
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             Ok("-- nothing to prepare: the first client makes the file, and its table in it\n")

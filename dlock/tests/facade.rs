@@ -2,7 +2,7 @@
 
 use dlock::{Error, ErrorKind};
 
-const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, redis+sentinel:, rediss+sentinel:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, etcd:, etcd+tls:, zk:, zk+tls:, quorum:";
+const SCHEMES: &str = "there is memory:, redis:, rediss:, redis+unix:, redis+sentinel:, rediss+sentinel:, redis+cluster:, rediss+cluster:, sqlite:, mongodb:, mongodb+srv:, mysql:, mariadb:, postgres:, postgresql:, etcd:, etcd+tls:, zk:, zk+tls:, quorum:";
 
 async fn refused(url: &str) -> Error {
     match dlock::connect(url).await {
@@ -55,6 +55,8 @@ async fn a_scheme_whose_feature_is_off_names_the_feature() {
         ("redis+unix", "redis", cfg!(feature = "redis")),
         ("redis+sentinel", "redis", cfg!(feature = "redis")),
         ("rediss+sentinel", "redis-tls", cfg!(feature = "redis-tls")),
+        ("redis+cluster", "redis", cfg!(feature = "redis")),
+        ("rediss+cluster", "redis-tls", cfg!(feature = "redis-tls")),
         ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
         ("mysql", "mysql", cfg!(feature = "mysql")),
         ("mariadb", "mysql", cfg!(feature = "mysql")),

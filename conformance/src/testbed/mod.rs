@@ -19,6 +19,7 @@ pub mod postgres;
 mod process;
 pub mod proxy;
 pub mod redis;
+pub mod redis_cluster;
 pub mod redis_set;
 mod running;
 pub mod server;

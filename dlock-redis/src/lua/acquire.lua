@@ -3,9 +3,11 @@
 --
 -- `KEYS` record, line, ends, token; `ARGV` owner field, hold field, lease in ms, not-after in µs, `= note`, then as
 -- far as there are any: `ticket` or `ticket place`, the next ticket, the token to join, 1 when the ticket's turn
--- came, for a sharer how many may share the lock, and the least token that a new incarnation may have, in place of the
--- server's time. A repeat with a greater one raises the token of a lone hold. The answer is the token alone for the common case, a lock that was free: the token is the server's time in
--- µs, the count is 1 and the remaining time is the lease. Otherwise it is `{code, now, …}`, see `Acquisition`.
+-- came, for a sharer how many may share the lock, the least token that a new incarnation may have, in place of the
+-- server's time, and 1 where replicas are to confirm the answer: a repeat then writes the end of the record again. A
+-- repeat with a greater token raises that of a lone hold. The answer is the token alone for the common case, a lock
+-- that was free: the token is the server's time in µs, the count is 1 and the remaining time is the lease. Otherwise it
+-- is `{code, now, …}`, see `Acquisition`.
 --
 -- The common case is five commands and no conversion of a number to text, which would be the main cost. One
 -- `EXISTS` finds neither holder nor queue. The hold ends with the record, so neither end is computed.
@@ -32,5 +34,6 @@ local call, KEYS, ARGV, budget = redis.call, KEYS, ARGV, 32
 local key, line, ends, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local stands, follows, join, turned, share, floor = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11]
+local confirm = ARGV[12]
 --@time
 --@acquire_step

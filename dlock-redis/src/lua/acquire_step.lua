@@ -3,6 +3,7 @@ if micros > latest and micros - latest > 0 then return {-2, micros} end
 if follows == '' then follows = nil end
 if join == '' then join = nil end
 if turned == '' then turned = nil end
+if floor == '' then floor = nil end
 local turn, most, waited = false, tonumber(share or ''), turned or call('EXISTS', key, line) > 0
 if waited then
   local now, rest, all, stood = math.floor(micros / 1000), -2, {}, false
@@ -79,6 +80,7 @@ if waited then
             call('HSET', key, '~t', floor)
             token = floor
           end
+          if confirm and rest > 0 then call('PEXPIRE', key, rest) end
           return {1, micros, token, living, math.min(till - now, rest), behind}
         end
         if #dead > 0 then call('HDEL', key, unpack(dead)) end

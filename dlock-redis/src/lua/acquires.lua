@@ -2,7 +2,7 @@
 --
 -- `KEYS` the record of each, then the line of each, and so on. `ARGV` the owner fields, all of one length, the hold
 -- fields, likewise, then once for all: lease in ms, the earliest not-after in µs, `= note`; then the tickets, a
--- line each, which may be empty, and for sharers how many may share each lock. Answers what each would have been
+-- line each, which may be empty, for sharers how many may share each lock, and 1 where replicas confirm. Answers what each would have been
 -- answered, once for all if that is the same. Does nothing where one may be late: the client then sends each alone,
 -- which shows the late ones.
 --
@@ -11,7 +11,8 @@
 -- behind this script's time, or is of another span or damaged, is put back, and the step judges. The end is
 -- absolute because one text serves all; a relative lease would make the server format as much for each.
 local call, ask, KEYS, n, sub, byte = redis.call, redis.pcall, KEYS, #KEYS / 4, string.sub, string.byte
-local owners, holds, lease, latest, note, share = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[7]
+local owners, holds, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local share, confirm = ARGV[7], ARGV[8]
 --@time
 if micros > latest and micros - latest > 0 then return redis.error_reply('LATE each for itself') end
 local wide, long, out, alike = #owners / n, #holds / n, {}, false

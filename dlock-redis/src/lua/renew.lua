@@ -1,13 +1,14 @@
 -- Renews holds, each judged alone. Run twice, it renews twice, never past the lease after the second run. Run late,
 -- it renews nothing.
 --
--- `KEYS` records; `ARGV` not-after in µs, then for each hold: owner field, hold field, lease in ms (0: only read).
+-- `KEYS` records; `ARGV` not-after in µs, then for each hold: owner field, hold field, lease in ms (0: only read), and
+-- behind them 1 where replicas are to confirm the answer: the end of the record is then written even if it is the same.
 -- Answers the time, then for each hold the remaining ms, -1 for not held, or the text of that record's own error.
 local call = redis.call
 local time = call('TIME')
 local micros = time[1] .. string.sub('00000' .. time[2], -6)
 if micros - ARGV[1] > 0 then return {-2, micros} end
-local now, out = math.floor(micros / 1000), {0, micros}
+local now, out, confirm = math.floor(micros / 1000), {0, micros}, ARGV[3 * #KEYS + 2]
 --@sound
 for i, key in ipairs(KEYS) do
   local hold, lease = ARGV[3 * i], tonumber(ARGV[3 * i + 1])
@@ -26,6 +27,7 @@ for i, key in ipairs(KEYS) do
           if ends then call('HSET', key, hold, (now + lease) .. note) end
           if lease > rest then call('PEXPIRE', key, lease) end
           answer = lease
+        elseif confirm and rest > 0 then call('PEXPIRE', key, rest)
         end
       end
     end

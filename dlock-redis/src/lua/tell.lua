@@ -4,10 +4,12 @@
 -- Needs `call`, `key`, `line`, `ends`, `budget`. A script for one name touches 32 entries, skipped and notified
 -- together, whatever the queue holds; `each.lua` says what a script for several names does. A push that the server
 -- refuses (no right to that channel) counts as one without receivers: the hold is gone by then, so this must not be
--- an error.
+-- an error. In a cluster a ticket has a channel in the slot of its lock, which has braces: `PUBLISH` would not count
+-- the receivers at other nodes, and `SPUBLISH` reaches those of this node, where the client listens.
 local function push(kind, ticket, more)
   local channel, number = string.match(ticket, '^(.*):(%d+)$')
-  local heard = channel and redis.pcall('PUBLISH', channel, kind .. number .. more .. key)
+  local say = channel and string.find(channel, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
+  local heard = channel and redis.pcall(say, channel, kind .. number .. more .. key)
   return type(heard) == 'number' and heard or 0
 end
 local function tell(rest, head)

@@ -9,6 +9,7 @@ use super::{
 };
 use std::{
     future::pending,
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tokio::{
@@ -75,10 +76,10 @@ impl Drop for Registered {
 }
 
 /// Serves one client until either side ends the connection, or [`Link::cut`] does.
-pub(super) async fn serve(client: TcpStream, here: Registered) {
+pub(super) async fn serve(client: TcpStream, upstream: SocketAddr, here: Registered) {
     let served = async {
         here.wait(|link| !link.blackhole).await;
-        if let Ok(server) = TcpStream::connect(here.shared.upstream).await {
+        if let Ok(server) = TcpStream::connect(upstream).await {
             relay(client, server, &here).await;
         }
     };
@@ -211,8 +212,22 @@ async fn read<'b>(
 ) -> Option<&'b [u8]> {
     // A reset counts as an end: everything read before it was sent, and is delivered.
     let length = from.read(buffer).await.ok().filter(|length| *length > 0)?;
+    if direction == Direction::ServerToClient {
+        rename(&mut buffer[..length], &here.shared.renamed);
+    }
     here.shared.tally.count(|c| c.read(direction, length));
     Some(&buffer[..length])
+}
+
+/// Replaces each occurrence of a name by the other one, which is as long.
+fn rename(bytes: &mut [u8], renamed: &[(Vec<u8>, Vec<u8>)]) {
+    for (from, to) in renamed {
+        let mut at = 0;
+        while let Some(found) = bytes[at..].windows(from.len()).position(|it| it == from) {
+            bytes[at + found..][..to.len()].copy_from_slice(to);
+            at += found + to.len();
+        }
+    }
 }
 
 async fn hand_on(

@@ -17,17 +17,14 @@ use std::{
     time::Duration,
 };
 use tally::Tally;
-use tokio::{
-    net::TcpListener,
-    task::{AbortHandle, JoinSet},
-};
+use tokio::{net::TcpListener, task::JoinSet};
 use triggers::Triggers;
 
 pub use fault::{ArmedFault, Fault, Trigger};
 pub use link::{Direction, Flow, Reach};
 pub use tally::{Counters, Watch};
 
-/// A TCP proxy on a free port of 127.0.0.1 in front of one server.
+/// A TCP proxy on a free port of 127.0.0.1 in front of one server, or on several in front of the nodes of a cluster.
 ///
 /// By default bytes pass unchanged and in order. There are two kinds of faults. *Conditions*
 /// ([`set_flow`](Self::set_flow), [`set_delay`](Self::set_delay), [`blackhole`](Self::blackhole),
@@ -46,7 +43,8 @@ pub use tally::{Counters, Watch};
 pub struct Proxy {
     addr: SocketAddr,
     shared: Arc<Shared>,
-    accepting: AbortHandle,
+    /// Dropping it ends all tasks: those of connections are in a set that the accepting task owns.
+    _accepting: JoinSet<()>,
 }
 
 impl Proxy {
@@ -58,23 +56,48 @@ impl Proxy {
     /// # Cancel safety
     /// If dropped early, nothing runs and no port is taken.
     pub async fn start(upstream: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let addr = listener.local_addr()?;
+        Self::before(&[upstream]).await
+    }
+
+    /// Starts one proxy for several servers that tell clients each other's addresses: in what they send, the address of
+    /// each is replaced by the one at which the proxy stands for it. Both must be as long, and a server must send an
+    /// address in one piece.
+    ///
+    /// # Errors
+    /// When no loopback port can be bound.
+    ///
+    /// # Panics
+    /// When there is no server.
+    ///
+    /// # Cancel safety
+    /// As [`start`](Self::start).
+    pub async fn before(upstreams: &[SocketAddr]) -> io::Result<Self> {
+        let (mut listeners, mut renamed) = (Vec::new(), Vec::new());
+        for upstream in upstreams {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            let (from, to) = (upstream.to_string(), listener.local_addr()?.to_string());
+            if upstreams.len() > 1 && from.len() == to.len() {
+                renamed.push((from.into_bytes(), to.into_bytes()));
+            }
+            listeners.push((listener, *upstream));
+        }
+        let addr = listeners[0].0.local_addr()?;
         let shared = Arc::new(Shared {
-            upstream,
+            renamed,
             table: Mutex::default(),
             triggers: Mutex::default(),
             tally: Tally::default(),
         });
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared))).abort_handle();
+        let accept = |(listener, upstream)| accept(listener, upstream, Arc::clone(&shared));
+        let accepting = listeners.into_iter().map(accept).collect::<JoinSet<_>>();
         Ok(Self {
             addr,
             shared,
-            accepting,
+            _accepting: accepting,
         })
     }
 
-    /// The address for clients.
+    /// The address for clients; of the first server, where there are several.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.addr
@@ -162,17 +185,11 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        // The connections' tasks are in a set that the accepting task owns.
-        self.accepting.abort();
-    }
-}
-
 /// The state that the proxy and the tasks of its connections share.
 #[derive(Debug)]
 struct Shared {
-    upstream: SocketAddr,
+    /// What to replace in the bytes of servers.
+    renamed: Vec<(Vec<u8>, Vec<u8>)>,
     table: Mutex<Table>,
     triggers: Mutex<Triggers>,
     tally: Tally,
@@ -188,14 +205,14 @@ impl Shared {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
                     if let Some(registered) = Registered::new(&shared) {
-                        connections.spawn(connection::serve(client, registered));
+                        connections.spawn(connection::serve(client, upstream, registered));
                     }
                 }
                 // Most likely out of file descriptors: the backlog keeps the client until there is one.

@@ -1,6 +1,9 @@
-//! The suite over quorums of three memory stores, in simulated time: all work, or one is down, or stands still.
+//! The suite over quorums of three memory stores, in simulated time: all work, or one is down, or stands still. And
+//! over one of three Redis servers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod redis;
 
 use async_trait::async_trait;
 use dlock_conformance::{
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
                 Keeps::Everything,
                 Minority::Stopped(2),
             ),
+            Box::new(redis::Redis),
         ],
         Mutants::Off,
     )

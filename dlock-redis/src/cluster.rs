@@ -1,0 +1,365 @@
+//! Cluster: sends each request to the master that has the slot of its lock.
+//!
+//! A request that a node refuses because it does not have the slot had no effect, and goes to the node that it names.
+//! Every request is built anew for its node, because each has a clock of its own. No request is sent again after a
+//! failure that leaves its effect unknown: the core decides that. It is why the native client's cluster connection is
+//! not used, which sends requests again after any error of a connection, and tells nothing of the node.
+
+use crate::{
+    commands,
+    config::RedisConfig,
+    connection::{Connection, Link, Request},
+    dialer::{self, Dialer, ShortestLease},
+    error,
+    listener::Inbox,
+    node::{Answer, Call, Node},
+    slots::{Map, NodeAddr, slot_of},
+};
+use dlock_core::{
+    Effect, RetryClass,
+    driver::{DriverError, Finding, Result, kit::log_findings},
+};
+use futures_util::{
+    FutureExt,
+    future::{join_all, select_ok},
+};
+use redis::{Cmd, ConnectionAddr, Value};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Notify, OnceCell, watch},
+    time::{sleep, timeout},
+};
+
+/// The masters of a cluster, and what the client knows of their slots.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    config: RedisConfig,
+    inbox: Inbox,
+    shortest: ShortestLease,
+    map: watch::Sender<Map>,
+    nodes: Mutex<BTreeMap<NodeAddr, Arc<OnceCell<Arc<Node>>>>>,
+    /// A node refused a request for a slot, or failed.
+    stale: Arc<Notify>,
+    closed: AtomicBool,
+}
+
+impl Cluster {
+    pub(crate) async fn open(
+        config: RedisConfig,
+        inbox: Inbox,
+        shortest: ShortestLease,
+    ) -> Result<Arc<Self>> {
+        let cluster = Arc::new(Self {
+            config,
+            inbox,
+            shortest,
+            map: watch::Sender::default(),
+            nodes: Mutex::default(),
+            stale: Arc::default(),
+            closed: AtomicBool::new(false),
+        });
+        cluster.refresh().await?;
+        let masters = cluster.masters().into_iter();
+        let opened = join_all(masters.map(|addr| cluster.node(addr))).await;
+        let is_up = opened.iter().any(Result::is_ok);
+        let mut failed = opened.into_iter().filter_map(Result::err);
+        // A master may be away, but all have to let the client in.
+        if let Some(error) = failed.find(|it| !is_up || it.retry() == RetryClass::Never) {
+            return Err(error);
+        }
+        log_findings("redis", &cluster.diagnose().await);
+        // The first node may have been mistaken. All are asked next.
+        cluster.stale.notify_one();
+        let stale = Arc::clone(&cluster.stale);
+        tokio::spawn(follow(Arc::downgrade(&cluster), stale));
+        Ok(cluster)
+    }
+
+    /// Runs a script at the master of the slot, and at the next one where that refuses and another one has the slot.
+    pub(crate) async fn eval(
+        &self,
+        call: Call<'_>,
+        build: &(impl Fn(&Link) -> Request + Send + Sync),
+    ) -> Result<Answer> {
+        let slot = call.keys.first().map_or(0, |keys| slot_of(keys.record()));
+        let (mut next, mut hops, mut pauses) = (None, 0, 0);
+        loop {
+            let owner = self.owner(slot);
+            let is_named = next.is_some();
+            let Some((addr, asking)) = next.take().or(owner.map(|owner| (owner, false))) else {
+                self.stale.notify_one();
+                return Err(error::uncovered());
+            };
+            let sent = AtomicBool::new(false);
+            let building = |link: &Link| {
+                sent.store(true, Relaxed);
+                build(link)
+            };
+            let answer = async {
+                let node = self.node(addr.clone()).await?;
+                node.eval(&call, asking, &building).await
+            };
+            let answer = tokio::select! {
+                biased;
+                answer = answer => answer,
+                () = self.left(slot, &addr), if !is_named => Err(error::superseded(sent.load(Relaxed))),
+            };
+            let Err(error) = answer else {
+                return answer;
+            };
+            next = redirect(&error, &addr);
+            self.stale.notify_one();
+            let is_split = error::native(&error).is_some_and(|it| it.code() == Some("TRYAGAIN"));
+            // The node may have closed its connection because it is a master no more.
+            let moved =
+                error.effect() == Effect::None && self.owner(slot).is_some_and(|it| it != addr);
+            match next.is_some() || moved {
+                true => hops += 1,
+                false if is_split => {
+                    pauses += 1;
+                    sleep(SPLIT).await;
+                }
+                false => return Err(error),
+            }
+            if hops == MOST_HOPS || pauses == MOST_PAUSES {
+                return Err(error);
+            }
+        }
+    }
+
+    /// The master that has the slot of that record, as far as it is known.
+    pub(crate) fn owner(&self, slot: u16) -> Option<NodeAddr> {
+        self.map.borrow().owner(slot)
+    }
+
+    /// The masters, sorted.
+    pub(crate) fn masters(&self) -> Vec<NodeAddr> {
+        self.nodes().keys().cloned().collect()
+    }
+
+    /// What is open to the master at that address; connects where there is nothing yet.
+    pub(crate) async fn node(&self, addr: NodeAddr) -> Result<Arc<Node>> {
+        let cell = Arc::clone(self.nodes().entry(addr.clone()).or_default());
+        let open = async || {
+            let config = self.config.of_node(self.addr_of(&addr));
+            let (inbox, shortest) = (self.inbox.clone(), self.shortest.clone());
+            Node::open(&config, inbox, shortest, None)
+                .await
+                .map(Arc::new)
+        };
+        cell.get_or_try_init(open).await.cloned()
+    }
+
+    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let mut found = Vec::new();
+        for addr in self.masters() {
+            match self.diagnose_one(&addr, found.is_empty()).await {
+                Ok(its) => found.extend(its),
+                Err(error) => {
+                    let what = format!("{addr}: {}", error::said(&error));
+                    found.push(Finding::warning(
+                        what,
+                        "see why this master does not answer",
+                    ));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    async fn diagnose_one(&self, addr: &NodeAddr, is_first: bool) -> Result<Vec<Finding>> {
+        let connection = &self.node(addr.clone()).await?.connection;
+        let mut found = connection.diagnose(&self.config.acks).await?;
+        for finding in &mut found {
+            finding.what = format!("{addr}: {}", finding.what);
+        }
+        if is_first {
+            let mut ask = redis::cmd("CONFIG");
+            ask.arg("GET").arg("cluster-*");
+            // Without the right to read them, nothing is known.
+            let settings = connection.command(ask).await;
+            found.extend(settings.map_or_else(|_| Vec::new(), |it| findings(&it)));
+        }
+        Ok(found)
+    }
+
+    pub(crate) async fn close(&self) {
+        self.closed.store(true, Relaxed);
+        self.stale.notify_one();
+        join_all(self.opened().iter().map(|(_, node)| node.close())).await;
+    }
+
+    /// Asks the known masters which slots each has, or the nodes of the URL where none answers. Returns whether all
+    /// answered.
+    async fn refresh(&self) -> Result<bool> {
+        let known = self.opened();
+        let answers = known.iter().map(async |(addr, node)| {
+            let answer = timeout(ANSWERS_WITHIN, cluster_nodes(&node.connection)).await;
+            Some((addr.clone(), answer.ok()?.ok()?))
+        });
+        let answers = join_all(answers).await.into_iter().flatten();
+        let mut answers: Vec<_> = answers.collect();
+        let is_complete = answers.len() == known.len();
+        if answers.is_empty() {
+            let seeds = self.config.seeds.iter().cloned();
+            let others = known.iter().map(|(addr, _)| self.addr_of(addr));
+            let asks = seeds.chain(others).map(|addr| self.ask(addr).boxed());
+            answers.push(select_ok(asks).await?.0);
+        }
+        let is_tls = matches!(self.config.server.addr(), ConnectionAddr::TcpTls { .. });
+        let map = Map::read(&answers, is_tls);
+        if map.masters.is_empty() {
+            return Err(error::uncovered());
+        }
+        let mut nodes = self.nodes();
+        nodes.retain(|addr, _| map.masters.contains(addr));
+        for addr in &map.masters {
+            nodes.entry(addr.clone()).or_default();
+        }
+        drop(nodes);
+        self.map.send_if_modified(|now| {
+            let is_new = *now != map;
+            *now = map;
+            is_new
+        });
+        Ok(is_complete)
+    }
+
+    /// Asks one node over a connection of its own.
+    async fn ask(&self, addr: ConnectionAddr) -> Result<(NodeAddr, String)> {
+        let at = addr.to_string().into();
+        let dialer = Dialer::new(&self.config.of_node(addr), self.shortest.clone());
+        let dialer = dialer.map_err(|cause| error::failed(cause).error)?;
+        let connection = Connection::open(Arc::new(dialer), None).await?;
+        Ok((at, cluster_nodes(&connection).await?))
+    }
+
+    fn addr_of(&self, addr: &str) -> ConnectionAddr {
+        let (host, port) = addr.rsplit_once(':').unwrap_or((addr, ""));
+        let port = port.parse().unwrap_or_default();
+        dialer::at(self.config.server.addr(), host, port)
+    }
+
+    /// Resolves some time after another node than that has the slot.
+    async fn left(&self, slot: u16, addr: &NodeAddr) {
+        let mut map = self.map.subscribe();
+        let elsewhere = |map: &Map| map.owner(slot).is_some_and(|owner| owner != *addr);
+        drop(map.wait_for(elsewhere).await);
+        sleep(GRACE).await;
+    }
+
+    fn opened(&self) -> Vec<(NodeAddr, Arc<Node>)> {
+        let nodes = self.nodes();
+        let opened = nodes.iter();
+        opened
+            .filter_map(|(addr, node)| Some((addr.clone(), node.get()?.clone())))
+            .collect()
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeAddr, Arc<OnceCell<Arc<Node>>>>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks for the slots again and again, soon where a node refused a request or did not answer. Connects to masters that
+/// are new.
+async fn follow(cluster: Weak<Cluster>, stale: Arc<Notify>) {
+    let mut pause = POLL_INTERVAL;
+    loop {
+        drop(timeout(pause, stale.notified()).await);
+        let Some(cluster) = cluster.upgrade().filter(|it| !it.closed.load(Relaxed)) else {
+            return;
+        };
+        let all = cluster.refresh().await.inspect_err(|error| {
+            tracing::debug!(%error, "redis: no node says where the slots are");
+        });
+        let opens = cluster.masters().into_iter();
+        let opens = opens.map(|addr| timeout(ANSWERS_WITHIN, cluster.node(addr)));
+        let mut opened = join_all(opens).await.into_iter();
+        let is_whole = opened.all(|it| it.is_ok_and(|it| it.is_ok()));
+        pause = match all {
+            Ok(true) if is_whole => POLL_INTERVAL,
+            _ => SOON,
+        };
+        drop(cluster);
+        // One answer serves all requests that were refused meanwhile.
+        sleep(BETWEEN).await;
+    }
+}
+
+/// The node that the refusal of another one names, and whether it is to be asked to serve a slot that it does not have
+/// yet.
+fn redirect(error: &DriverError, by: &str) -> Option<(NodeAddr, bool)> {
+    let cause = error::native(error)?;
+    let (addr, _) = cause.redirect_node()?;
+    let (host, port) = addr.rsplit_once(':')?;
+    let addr = match host {
+        // The same host.
+        "" => format!("{}:{port}", by.rsplit_once(':')?.0).into(),
+        "?" => return None,
+        _ => addr.into(),
+    };
+    Some((addr, cause.code() == Some("ASK")))
+}
+
+async fn cluster_nodes(connection: &Arc<Connection>) -> Result<String> {
+    let mut ask: Cmd = redis::cmd("CLUSTER");
+    ask.arg("NODES");
+    let answer = connection.command(ask).await?;
+    let nodes = commands::read_info(&answer).map(str::to_owned);
+    nodes.ok_or_else(error::garbled)
+}
+
+/// What the settings of a cluster mean for a lock.
+fn findings(settings: &Value) -> Vec<Finding> {
+    let Value::Map(settings) = settings else {
+        return Vec::new();
+    };
+    let judge = |(key, value): &(Value, Value)| match (commands::text(key)?, commands::text(value)?)
+    {
+        ("cluster-node-timeout", millis) => {
+            let timeout = Duration::from_millis(millis.parse().ok()?);
+            Some(match timeout > SLOW {
+                true => Finding::warning(
+                    format!(
+                        "cluster-node-timeout is {timeout:?}: a failover takes longer, and ends leases that are shorter than three times that"
+                    ),
+                    "set 5000, or use longer leases",
+                ),
+                false => Finding::ok(format!("cluster-node-timeout is {timeout:?}")),
+            })
+        }
+        ("cluster-require-full-coverage", "yes") => Some(Finding::warning(
+            "cluster-require-full-coverage is yes: the loss of one shard stops the locks of all",
+            "set no",
+        )),
+        _ => None,
+    };
+    settings.iter().filter_map(judge).collect()
+}
+
+/// How often the slots are asked for where nothing tells of a change.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The same where a master does not answer: a failover is under way.
+const SOON: Duration = Duration::from_millis(200);
+/// The least pause between two questions.
+const BETWEEN: Duration = Duration::from_millis(50);
+/// A node has that answer at hand.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
+/// How long a master that lost a slot may take to answer what was sent to it before.
+const GRACE: Duration = Duration::from_millis(200);
+/// Nodes asked for one request: the known owner, the one that it names, and where that one moves the slot to, twice.
+const MOST_HOPS: u32 = 5;
+/// Some keys of a lock are at the node to which its slot is being moved, and the others not yet.
+const SPLIT: Duration = Duration::from_millis(10);
+/// Such pauses for one request. The core makes longer ones.
+const MOST_PAUSES: u32 = 20;
+/// A third of the default lease.
+const SLOW: Duration = Duration::from_secs(10);

@@ -1,0 +1,146 @@
+//! Slots of a cluster: which master has which, by what the nodes say.
+//!
+//! All keys of a lock have one slot. Each node says which master has a slot and at which epoch; the claim with the
+//! greatest epoch counts, as it does among the nodes.
+
+use std::{collections::HashSet, fmt, sync::Arc};
+
+/// The address of a node, `host:port`.
+pub(crate) type NodeAddr = Arc<str>;
+
+/// The masters, and the slots that they have.
+#[derive(Default, PartialEq, Eq)]
+pub(crate) struct Map {
+    pub(crate) masters: HashSet<NodeAddr>,
+    owners: Vec<Option<NodeAddr>>,
+}
+
+impl Map {
+    /// Reads what nodes answered to `CLUSTER NODES`, each with the address at which it was asked.
+    pub(crate) fn read(answers: &[(NodeAddr, String)], prefers_names: bool) -> Self {
+        let mut claims: Vec<(u64, Option<NodeAddr>)> = vec![(0, None); COUNT];
+        let mut masters = HashSet::new();
+        for (asked, text) in answers {
+            let asked = asked.rsplit_once(':').map_or(&**asked, |(host, _)| host);
+            for line in text.lines() {
+                let Some(node) = Node::read(line, asked, prefers_names) else {
+                    continue;
+                };
+                masters.extend((!node.has_failed).then(|| node.addr.clone()));
+                for (from, to) in node.slots {
+                    for claim in claims.iter_mut().take(to + 1).skip(from) {
+                        if claim.1.is_none() || claim.0 < node.epoch {
+                            *claim = (node.epoch, Some(node.addr.clone()));
+                        }
+                    }
+                }
+            }
+        }
+        let owners: Vec<_> = claims.into_iter().map(|(_, owner)| owner).collect();
+        masters.extend(owners.iter().flatten().cloned());
+        Self { masters, owners }
+    }
+
+    pub(crate) fn owner(&self, slot: u16) -> Option<NodeAddr> {
+        self.owners.get(usize::from(slot))?.clone()
+    }
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(&self.masters).finish()
+    }
+}
+
+/// A master, as a line of `CLUSTER NODES` shows it.
+struct Node {
+    addr: NodeAddr,
+    has_failed: bool,
+    epoch: u64,
+    slots: Vec<(usize, usize)>,
+}
+
+impl Node {
+    fn read(line: &str, asked: &str, prefers_names: bool) -> Option<Self> {
+        let mut words = line.split(' ').skip(1);
+        let (addr, rest) = words.next()?.split_once('@')?;
+        let (ip, port) = addr.rsplit_once(':')?;
+        let name = rest.split(',').nth(1).unwrap_or_default();
+        let host = match ip {
+            _ if prefers_names && !name.is_empty() => name,
+            // It never met another node.
+            "" => asked,
+            ip => ip,
+        };
+        let flags: Vec<_> = words.next()?.split(',').collect();
+        let unusable = ["handshake", "noaddr"];
+        if !flags.contains(&"master") || flags.iter().any(|flag| unusable.contains(flag)) {
+            return None;
+        }
+        let epoch = words.nth(3)?.parse().ok()?;
+        // A slot in brackets is being moved: it is in a range, too, where the node still has it.
+        let slots = words.skip(1).filter(|slot| !slot.starts_with('['));
+        let range = |slot: &str| {
+            let (from, to) = slot.split_once('-').unwrap_or((slot, slot));
+            Some((from.parse().ok()?, to.parse().ok()?))
+        };
+        Some(Self {
+            addr: format!("{host}:{port}").into(),
+            has_failed: flags.contains(&"fail"),
+            epoch,
+            slots: slots.filter_map(range).collect(),
+        })
+    }
+}
+
+/// The slot of a lock's record: of what is between its braces.
+pub(crate) fn slot_of(record: &str) -> u16 {
+    let tag = record.split(['{', '}']).nth(1).unwrap_or(record);
+    crc16(tag.as_bytes()) % 16_384
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc: u16, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
+        })
+    })
+}
+
+const COUNT: usize = 16_384;
+
+#[cfg(test)]
+mod tests {
+    use super::{Map, crc16, slot_of};
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot_of("dlock:{foo}"), 12_182);
+        assert_eq!(slot_of("dlock:{foo}:line"), 12_182);
+    }
+
+    #[test]
+    fn the_claim_with_the_greatest_epoch_counts() {
+        let lagging = "a :7000@17000 myself,master - 0 0 1 connected 0-16383";
+        let others = "a 10.0.0.1:7000@17000,one master,fail - 0 0 1 connected 8-16383\n\
+                      b 10.0.0.2:7000@17000,two myself,master - 0 0 3 connected 0-2 4 [9->-a]\n\
+                      c 10.0.0.3:7000@17000,three slave b 0 0 3 connected\n\
+                      d :0@0 master,noaddr - 0 0 9 disconnected 0-16383\n\nbad line";
+        let answers = [lagging, others].map(|it| ("10.0.0.1:7000".into(), it.to_owned()));
+        let map = Map::read(&answers, false);
+        let at = |slot: usize| map.owners[slot].as_deref();
+        for slot in [0, 2, 4] {
+            assert_eq!(at(slot), Some("10.0.0.2:7000"));
+        }
+        for slot in [3, 9, 16_383] {
+            assert_eq!(at(slot), Some("10.0.0.1:7000"));
+        }
+        assert_eq!(map.masters.len(), 2);
+        let named = Map::read(&answers[1..], true);
+        assert_eq!(named.owners[0].as_deref(), Some("two:7000"));
+        assert_eq!(named.owners[3], None);
+        assert!(Map::read(&[], false).masters.is_empty());
+    }
+}

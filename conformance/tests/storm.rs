@@ -44,7 +44,7 @@ const STORMS: [&str; 7] = [
 ];
 
 /// Name, command, and what it says.
-const SOAKS: [(&str, &str, &str); 5] = [
+const SOAKS: [(&str, &str, &str); 4] = [
     (
         "readers_and_a_writer_over_redis_keep_apart",
         "soak readers --store redis --for 3s --untimed",
@@ -59,11 +59,6 @@ const SOAKS: [(&str, &str, &str); 5] = [
         "leaders_over_postgres_that_are_killed_or_stopped_are_followed_by_one",
         "soak election --store postgres --for 6s --untimed",
         "until another leads",
-    ),
-    (
-        "holders_over_redis_with_a_presence_that_die_or_stand_still_are_followed_by_one",
-        "soak presence --store redis --for 12s --untimed",
-        "until a killed one's lock is held",
     ),
     (
         "sets_over_sqlite_never_deadlock",

@@ -147,8 +147,9 @@ async fn without_a_proof_nothing_is_broken(ctx: Ctx) -> Result {
 
 async fn a_presence_that_is_granted_late_counts_from_its_request(ctx: Ctx) -> Result {
     let (client, [other], name) = beside(&ctx).await?;
-    let late = ctx.kept() / 2;
+    let late = ctx.kept() / 4;
     client.gate.once(Step::Presence, CallOutcome::Slow(late));
+    client.gate.always(Step::Renew, CallOutcome::Unsent);
     let guard = client.gets(&name, late + ctx.answer()).await?;
     client.gate.all(CallOutcome::Unsent);
     ensure(

@@ -128,7 +128,10 @@ impl Soaking {
         let mut ends = self.ends.clone();
         let acquired = tokio::select! {
             acquired = lock.acquire() => acquired,
-            ended = ends.wait_for(|is_over| *is_over) => return Ok(Ok(drop(ended?))),
+            ended = ends.wait_for(|is_over| *is_over) => {
+                drop(ended?);
+                return Ok(Ok(()));
+            }
         };
         let guard = match acquired {
             Ok(guard) => guard,

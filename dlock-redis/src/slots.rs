@@ -19,14 +19,12 @@ impl Map {
     /// Reads what nodes answered to `CLUSTER NODES`, each with the address at which it was asked.
     pub(crate) fn read(answers: &[(NodeAddr, String)], prefers_names: bool) -> Self {
         let mut claims: Vec<(u64, Option<NodeAddr>)> = vec![(0, None); COUNT];
-        let mut masters = HashSet::new();
         for (asked, text) in answers {
             let asked = asked.rsplit_once(':').map_or(&**asked, |(host, _)| host);
             for line in text.lines() {
                 let Some(node) = Node::read(line, asked, prefers_names) else {
                     continue;
                 };
-                masters.extend((!node.has_failed).then(|| node.addr.clone()));
                 for (from, to) in node.slots {
                     for claim in claims.iter_mut().take(to + 1).skip(from) {
                         if claim.1.is_none() || claim.0 < node.epoch {
@@ -37,7 +35,8 @@ impl Map {
             }
         }
         let owners: Vec<_> = claims.into_iter().map(|(_, owner)| owner).collect();
-        masters.extend(owners.iter().flatten().cloned());
+        // A node without slots may be a replica by now.
+        let masters = owners.iter().flatten().cloned().collect();
         Self { masters, owners }
     }
 
@@ -55,7 +54,6 @@ impl fmt::Debug for Map {
 /// A master, as a line of `CLUSTER NODES` shows it.
 struct Node {
     addr: NodeAddr,
-    has_failed: bool,
     epoch: u64,
     slots: Vec<(usize, usize)>,
 }
@@ -86,7 +84,6 @@ impl Node {
         };
         Some(Self {
             addr: format!("{host}:{port}").into(),
-            has_failed: flags.contains(&"fail"),
             epoch,
             slots: slots.filter_map(range).collect(),
         })

@@ -203,6 +203,10 @@ impl Backend for Cluster {
         "redis-cluster"
     }
 
+    fn tries_mutants(&self) -> bool {
+        false
+    }
+
     fn start(&self, _: Home) -> Result<RedisClusterServer, ServerError> {
         RedisClusterServer::start()
     }

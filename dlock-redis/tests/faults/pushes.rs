@@ -158,10 +158,10 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
     let (driver, asked) = (t.driver.clone(), req.clone());
     let asking = tokio::spawn(async move { driver.acquire(&asked).await });
     armed.struck().await;
-    assert!(kept().contains("Listener(2 tickets)"), "{}", kept());
+    assert!(kept().contains("Listener(2 tickets,"), "{}", kept());
     let (driver, name) = (t.driver.clone(), req.name.clone());
     let leaving = tokio::spawn(async move { driver.leave(&name, ticket(2)).await });
-    t.until(async || kept().contains("Listener(1 tickets)"))
+    t.until(async || kept().contains("Listener(1 tickets,"))
         .await;
     armed.release();
     assert!(matches!(
@@ -169,14 +169,14 @@ async fn a_ticket_that_has_left_is_not_remembered_again() {
         Acquired::Granted(_)
     ));
     leaving.await.unwrap().unwrap();
-    assert!(kept().contains("Listener(0 tickets)"), "{}", kept());
+    assert!(kept().contains("Listener(0 tickets,"), "{}", kept());
     // After a refusal the next ticket is not in the queue.
     let mut refused = t.in_line("a", SECOND * 30, 3);
     refused.next_ticket = Some(ticket(4));
     t.held(&refused).await;
-    assert!(kept().contains("Listener(1 tickets)"), "{}", kept());
+    assert!(kept().contains("Listener(1 tickets,"), "{}", kept());
     t.driver.leave(&refused.name, ticket(3)).await.unwrap();
-    assert!(kept().contains("Listener(0 tickets)"), "{}", kept());
+    assert!(kept().contains("Listener(0 tickets,"), "{}", kept());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -208,8 +208,8 @@ pub(super) const CORES: &[Core] = &[
         name: "contention_that_is_an_error",
         edits: &[Edit {
             file: "engine/acquire/mod.rs",
-            right: "            Answer::Held(held) => return Ok(Tried::Refused(Some(held))),\n",
-            wrong: "            Answer::Held(_) => return Err(Error::new(ErrorKind::Unavailable, \"held\")),\n",
+            right: "                None => return Ok(Tried::Refused(Some(held))),\n",
+            wrong: "                None => return Err(Error::new(ErrorKind::Unavailable, \"held\")),\n",
         }],
         breaks: &["error", "mutex", "share", "wait"],
     },

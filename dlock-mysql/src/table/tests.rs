@@ -248,7 +248,6 @@ async fn each_acquire_of_a_batch_is_told_by_its_own_row() {
     for (at, told) in told.iter().enumerate() {
         match at {
             3 | 4 => assert!(token(told) > first),
-            6 => assert!(told.is_none(), "{told:?}"),
             _ => assert!(matches!(told, Some(Ok(None))), "{at}: {told:?}"),
         }
     }

@@ -44,11 +44,11 @@ pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
     let mut trials = Vec::new();
     let mut stages = Vec::new();
     for fixture in fixtures {
-        let (is_short, tries_mutants) = (fixture.is_short(), fixture.tries_mutants());
+        let is_short = fixture.is_short();
         let stage = Arc::new(Stage::new(fixture));
         let wanted = cases().into_iter().filter(|case| scope.has(is_short, case));
         trials.extend(wanted.map(|case| trial(&stage, case)));
-        if mutants != Mutants::Off && tries_mutants {
+        if mutants != Mutants::Off && !is_short {
             let wrong = mutants::mutants();
             trials.extend(
                 wrong

@@ -31,6 +31,7 @@ async fn client(cluster: &RedisCluster) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "a failover by hand takes a minute on a busy machine: cargo test -p dlock-redis --test failover -- --ignored --nocapture"]
 async fn locks_of_all_masters_are_waited_for_listed_and_kept_through_failovers() {
     let cluster = cluster().await;
     let (one, two) = (client(&cluster).await, client(&cluster).await);

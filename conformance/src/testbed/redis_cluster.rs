@@ -12,7 +12,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     ops::Range,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use url::Url;
 
@@ -90,10 +90,29 @@ impl RedisCluster {
     /// # Errors
     /// When that does not happen within a minute.
     pub fn becomes(&self, node: usize, role: &str) -> io::Result<()> {
+        self.until("the role", || self.has_role(node, role))
+    }
+
+    fn has_role(&self, node: usize, role: &str) -> Option<()> {
         let line = format!("role:{role}");
-        self.until("the role", || {
-            let info = self.nodes[node].command(&["INFO", "replication"]).ok()?;
-            info.text()?.lines().any(|it| it == line).then_some(())
+        let info = self.nodes[node].command(&["INFO", "replication"]).ok()?;
+        info.text()?.lines().any(|it| it == line).then_some(())
+    }
+
+    /// Makes a replica the master of its shard. A failover that is not over after five seconds is given up by Redis;
+    /// it is then asked for again.
+    ///
+    /// # Errors
+    /// When the node is no master within a minute.
+    pub fn fail_over_to(&self, node: usize) -> io::Result<()> {
+        let mut asked = None;
+        self.until("the role after a failover", || {
+            if asked.is_none_or(|at: Instant| at.elapsed() > FAILOVER_LIMIT) {
+                // Refused as long as the replica has lost its master.
+                drop(self.nodes[node].command(&["CLUSTER", "FAILOVER"]));
+                asked = Some(Instant::now());
+            }
+            self.has_role(node, "master")
         })
     }
 
@@ -363,5 +382,7 @@ fn free_port() -> io::Result<String> {
 const SLOTS: usize = 16_384;
 /// Slots that move together.
 const AT_ONCE: u16 = 32;
+/// Longer than Redis tries a failover by hand.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(6);
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

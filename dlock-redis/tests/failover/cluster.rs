@@ -31,7 +31,6 @@ async fn client(cluster: &RedisCluster) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a failover by hand takes a minute on a busy machine: cargo test -p dlock-redis --test failover -- --ignored --nocapture"]
 async fn locks_of_all_masters_are_waited_for_listed_and_kept_through_failovers() {
     let cluster = cluster().await;
     let (one, two) = (client(&cluster).await, client(&cluster).await);
@@ -76,8 +75,7 @@ async fn locks_of_all_masters_are_waited_for_listed_and_kept_through_failovers()
     // One shard fails over by hand, one after its master was killed.
     let shards = Arc::clone(&cluster);
     spawn_blocking(move || {
-        shards.nodes()[3].command(&["CLUSTER", "FAILOVER"]).unwrap();
-        shards.becomes(3, "master").unwrap();
+        shards.fail_over_to(3).unwrap();
         shards.process(1).unwrap().kill().unwrap();
         shards.becomes(4, "master").unwrap();
     })

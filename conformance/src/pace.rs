@@ -89,7 +89,7 @@ impl Pace {
             slack: Duration::from_millis(500),
             step: Duration::from_millis(10),
             answer: Duration::from_secs(5),
-            limit: Duration::from_secs(20),
+            limit: Duration::from_secs(60),
         };
         match time {
             Time::Real => real,

@@ -12,36 +12,50 @@ pub(crate) type NodeAddr = Arc<str>;
 #[derive(Default, PartialEq, Eq)]
 pub(crate) struct Map {
     pub(crate) masters: HashSet<NodeAddr>,
-    owners: Vec<Option<NodeAddr>>,
+    nodes: Vec<NodeAddr>,
+    /// For each slot the position of its owner among the nodes.
+    owners: Vec<usize>,
 }
 
 impl Map {
     /// Reads what nodes answered to `CLUSTER NODES`, each with the address at which it was asked.
     pub(crate) fn read(answers: &[(NodeAddr, String)], prefers_names: bool) -> Self {
-        let mut claims: Vec<(u64, Option<NodeAddr>)> = vec![(0, None); COUNT];
+        let mut claims = Vec::new();
         for (asked, text) in answers {
             let asked = asked.rsplit_once(':').map_or(&**asked, |(host, _)| host);
-            for line in text.lines() {
-                let Some(node) = Node::read(line, asked, prefers_names) else {
-                    continue;
-                };
-                for (from, to) in node.slots {
-                    for claim in claims.iter_mut().take(to + 1).skip(from) {
-                        if claim.1.is_none() || claim.0 < node.epoch {
-                            *claim = (node.epoch, Some(node.addr.clone()));
-                        }
-                    }
+            let read = |line| Node::read(line, asked, prefers_names);
+            claims.extend(text.lines().filter_map(read));
+        }
+        // The last one that is entered remains: the one with the greatest epoch, and the first of those.
+        claims.reverse();
+        claims.sort_by_key(|claim| claim.epoch);
+        claims.dedup();
+        let mut nodes: Vec<_> = claims.iter().map(|claim| claim.addr.clone()).collect();
+        nodes.sort();
+        nodes.dedup();
+        let mut owners = vec![NOBODY; COUNT];
+        for claim in &claims {
+            let node = nodes.binary_search(&claim.addr).unwrap_or(NOBODY);
+            for (from, to) in &claim.slots {
+                if let Some(slots) = owners.get_mut(*from..=*to) {
+                    slots.fill(node);
                 }
             }
         }
-        let owners: Vec<_> = claims.into_iter().map(|(_, owner)| owner).collect();
         // A node without slots may be a replica by now.
-        let masters = owners.iter().flatten().cloned().collect();
-        Self { masters, owners }
+        let mut used = owners.clone();
+        used.dedup();
+        let masters = used.iter().filter_map(|node| nodes.get(*node).cloned());
+        Self {
+            masters: masters.collect(),
+            nodes,
+            owners,
+        }
     }
 
     pub(crate) fn owner(&self, slot: u16) -> Option<NodeAddr> {
-        self.owners.get(usize::from(slot))?.clone()
+        let node = self.owners.get(usize::from(slot))?;
+        self.nodes.get(*node).cloned()
     }
 }
 
@@ -52,6 +66,7 @@ impl fmt::Debug for Map {
 }
 
 /// A master, as a line of `CLUSTER NODES` shows it.
+#[derive(PartialEq, Eq)]
 struct Node {
     addr: NodeAddr,
     epoch: u64,
@@ -106,6 +121,8 @@ fn crc16(bytes: &[u8]) -> u16 {
 }
 
 const COUNT: usize = 16_384;
+/// The owner of a slot that no node claims.
+const NOBODY: usize = usize::MAX;
 
 #[cfg(test)]
 mod tests {
@@ -127,17 +144,16 @@ mod tests {
                       d :0@0 master,noaddr - 0 0 9 disconnected 0-16383\n\nbad line";
         let answers = [lagging, others].map(|it| ("10.0.0.1:7000".into(), it.to_owned()));
         let map = Map::read(&answers, false);
-        let at = |slot: usize| map.owners[slot].as_deref();
         for slot in [0, 2, 4] {
-            assert_eq!(at(slot), Some("10.0.0.2:7000"));
+            assert_eq!(map.owner(slot).as_deref(), Some("10.0.0.2:7000"));
         }
         for slot in [3, 9, 16_383] {
-            assert_eq!(at(slot), Some("10.0.0.1:7000"));
+            assert_eq!(map.owner(slot).as_deref(), Some("10.0.0.1:7000"));
         }
         assert_eq!(map.masters.len(), 2);
         let named = Map::read(&answers[1..], true);
-        assert_eq!(named.owners[0].as_deref(), Some("two:7000"));
-        assert_eq!(named.owners[3], None);
+        assert_eq!(named.owner(0).as_deref(), Some("two:7000"));
+        assert_eq!(named.owner(3), None);
         assert!(Map::read(&[], false).masters.is_empty());
     }
 }

@@ -203,11 +203,6 @@ impl Backend for Cluster {
         "redis-cluster"
     }
 
-    /// Ten servers are slow on a busy machine: all clauses on demand.
-    fn is_short(&self) -> bool {
-        true
-    }
-
     fn start(&self, _: Home) -> Result<RedisClusterServer, ServerError> {
         RedisClusterServer::start()
     }

@@ -6,7 +6,7 @@ use crate::{
     driver::{Broken, Cursor, Holds, Release, Released, Renew, Renewed, Snapshot},
     engine::{
         Engine,
-        call::{ATTEMPT, Call},
+        call::{ATTEMPT_LIMIT, Call},
         presence::RESERVED,
         release::ReleaseOutcome,
     },
@@ -186,7 +186,7 @@ impl Admin {
         let (driver, lane) = (Arc::clone(&engine.driver), engine.driver.lane(&name));
         let entry = Renew::new(name.clone(), *owner, hold, Some(lease));
         let sent = engine.clock.now();
-        let give_up = sent + ATTEMPT;
+        let give_up = sent + ATTEMPT_LIMIT;
         let asked = async move { driver.renew(lane, &[entry], give_up).await };
         let renewed = async {
             let answers = engine.ask(Effect::Unknown, asked).await?;
@@ -290,7 +290,7 @@ impl Engine {
         request: impl Future<Output = Result<T, DriverError>> + Send + 'static,
     ) -> Result<T, Error> {
         self.check_runtime()?;
-        let give_up = self.clock.now() + ATTEMPT;
+        let give_up = self.clock.now() + ATTEMPT_LIMIT;
         let answer = Call::new(&self.calls, give_up, request).answer().await;
         answer.map_or_else(|| Err(unanswered(effect)), |answer| Ok(answer?))
     }
@@ -299,7 +299,7 @@ impl Engine {
 fn unanswered(effect: Effect) -> Error {
     let phase = TimeoutPhase::Request;
     let message = format!(
-        "the store did not answer within {ATTEMPT:?}: check that it runs and can be reached"
+        "the store did not answer within {ATTEMPT_LIMIT:?}: check that it runs and can be reached"
     );
     Error::new(ErrorKind::Timeout { phase }, message)
         .with_retry(RetryClass::Later)

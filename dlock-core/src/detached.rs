@@ -6,7 +6,7 @@ use crate::{
     driver::{Renew, Renewed},
     engine::{
         Engine,
-        call::{ATTEMPT, Call},
+        call::{ATTEMPT_LIMIT, Call},
         hold::{First, Hold, Start},
         metrics::{Class, HoldEnd},
     },
@@ -293,7 +293,7 @@ async fn attach(
         return Err(Engine::closed());
     }
     let sent = engine.clock.now();
-    let give_up = sent + (detached.lease().length() / 3).min(ATTEMPT);
+    let give_up = sent + (detached.lease().length() / 3).min(ATTEMPT_LIMIT);
     let valid_for = match renewed(engine, detached, give_up).await? {
         Renewed::Until { valid_for } => valid_for,
         Renewed::NotHeld => return Err(gone()),

@@ -3,7 +3,7 @@
 use crate::{
     admin::Admin,
     driver::{Acquire, Acquired, Finding, Holds, Release, Released, Renew, Renewed},
-    engine::{Engine, call::ATTEMPT},
+    engine::{Engine, call::ATTEMPT_LIMIT},
     error::{Effect, Error},
     lease::Lease,
     name::LockName,
@@ -65,7 +65,7 @@ async fn trial(engine: &Engine, lease: Lease) -> Result<Duration, (&'static str,
             longest = longest.max(now.since(before));
         };
 
-        let give_up = engine.clock.now() + ATTEMPT;
+        let give_up = engine.clock.now() + ATTEMPT_LIMIT;
         let acquire = Acquire::new(name.clone(), owner, hold, lease, give_up);
         let driver = Arc::clone(&engine.driver);
         let acquired = async move { driver.acquire(&acquire).await };
@@ -79,7 +79,7 @@ async fn trial(engine: &Engine, lease: Lease) -> Result<Duration, (&'static str,
         let release = Release::new(name.clone(), owner, hold);
         if acquired.is_ok() {
             let driver = Arc::clone(&engine.driver);
-            let (lane, give_up) = (driver.lane(&name), engine.clock.now() + ATTEMPT);
+            let (lane, give_up) = (driver.lane(&name), engine.clock.now() + ATTEMPT_LIMIT);
             let entry = Renew::new(name, owner, hold, Some(lease.length()));
             let renewed = async move { driver.renew(lane, &[entry], give_up).await };
             let renewed = engine.ask(Effect::Unknown, renewed).await;

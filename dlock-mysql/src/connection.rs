@@ -127,7 +127,7 @@ pub(crate) async fn run(checkout: &mut Checkout<'_>, statement: Statement) -> Re
         });
         limit.of(running).await
     };
-    let done = checkout.heard(answer)?;
+    let done = checkout.settle(answer)?;
     Ok(Done {
         matched: usize::try_from(done.rows_affected()).unwrap_or(usize::MAX),
         number: done.last_insert_id(),
@@ -143,7 +143,7 @@ pub(crate) async fn rows(
     let answer = limit
         .of(checkout.session().native.fetch_all(statement))
         .await;
-    checkout.heard(answer)
+    checkout.settle(answer)
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
         let unbound = sqlx::raw_sql(unbound).execute(&mut session.native).await;
         session.flavour = Flavour::Mysql;
         let id = session.id;
-        checkout.heard(unbound).unwrap();
+        checkout.settle(unbound).unwrap();
         let began = Instant::now();
         let limit = checkout.limit();
         let slept =
@@ -184,7 +184,7 @@ mod tests {
         let slept = limit
             .of(slept.execute(&mut checkout.session().native))
             .await;
-        let error = checkout.heard(slept).unwrap_err();
+        let error = checkout.settle(slept).unwrap_err();
         assert!(error.to_string().contains("two seconds"), "{error:?}");
         assert!(error::is_contention(&error) && error.effect() == Effect::None);
         assert!(

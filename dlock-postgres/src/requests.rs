@@ -45,9 +45,9 @@ impl Server {
         let limit = lent.limit();
         let asking = lent.session().ask(what, lock_ms, last, body);
         let answer = limit.of(asking).await;
-        let answer = lent.heard(answer)?;
+        let answer = lent.settle(answer)?;
         if let Some(Ok(now)) = answer.last().map(now) {
-            lent.told(now);
+            lent.observe_time(now);
         }
         Ok(answer)
     }

@@ -511,7 +511,7 @@ fn time(value: &Value) -> Option<Duration> {
 }
 
 /// Behind the name in braces: the record, the queue, the deadlines in it and the counter of tokens.
-const KEYS_OF_A_LOCK: [&str; 4] = ["", ":line", ":ends", ":token"];
+pub(crate) const KEYS_OF_A_LOCK: [&str; 4] = ["", ":line", ":ends", ":token"];
 /// A time in the year 2286. A number with one digit more would not compare as later when it is text.
 const LAST_MICROS: u128 = 9_999_999_999_999_999;
 

@@ -2,7 +2,7 @@
 //! The answer of a script holds all that its caller needs, so no step takes a second round trip.
 
 use crate::{
-    commands::{Acquisition, Breaking, Record, Refusal, Releasing},
+    commands::{Acquisition, Breaking, KEYS_OF_A_LOCK, Record, Refusal, Releasing},
     config::RedisConfig,
     connection::Shared,
     error,
@@ -297,7 +297,9 @@ impl DistributedLock for RedisDriver {
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
         let keys = &self.server.prefix;
-        let count = limit.saturating_mul(KEYS_OF_A_NAME).clamp(1, MOST_SCANNED);
+        // All keys of a lock are scanned; its counter stays for a day after the others.
+        let count = limit.saturating_mul(KEYS_OF_A_LOCK.len());
+        let count = count.clamp(1, MOST_SCANNED);
         let pattern = keys.pattern(prefix);
         let (found, next) = self.server.scan(from, &pattern, count).await?;
         let names = found.into_iter().filter_map(|key| keys.name(&key));
@@ -435,8 +437,5 @@ const A_SCRIPT: usize = 100;
 /// between.
 const IN_FLIGHT: usize = 4;
 const RENEW_BATCH: usize = 10 * A_SCRIPT;
-/// Keys of a lock while it is held and waited for; its counter stays for a day after. So most keys of a
-/// scan are of no interest.
-const KEYS_OF_A_NAME: usize = 4;
 /// Buckets of one `SCAN`: about 0.3 ms of the server's time.
 const MOST_SCANNED: usize = 1_000;

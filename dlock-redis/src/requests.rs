@@ -72,7 +72,7 @@ impl Batch for Acquires {
         let mut each: Vec<_> = each.collect();
         if let Some(missing) = acks.missing(answer.reply.confirmed) {
             let given = batch.iter().zip(each).map(async |(req, it)| match it {
-                Ok(acquisition) => server.give_back(req, acquisition, &missing).await,
+                Ok(acquisition) => server.undo_unconfirmed(req, acquisition, &missing).await,
                 Err(error) => Err(error),
             });
             each = join_all(given).await;

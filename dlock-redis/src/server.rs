@@ -90,13 +90,13 @@ impl Server {
         let answer = self.eval(call, acquire).await?;
         let acquisition = self.acquired(req, &answer.reply.value, &answer)?;
         match self.acks.missing(answer.reply.confirmed) {
-            Some(missing) => self.give_back(req, acquisition, &missing).await,
+            Some(missing) => self.undo_unconfirmed(req, acquisition, &missing).await,
             None => Ok(acquisition),
         }
     }
 
     /// Releases what was granted and not confirmed. A failover might forget it.
-    pub(crate) async fn give_back(
+    pub(crate) async fn undo_unconfirmed(
         self: &Arc<Self>,
         req: &Acquire,
         acquisition: Acquisition,

@@ -90,19 +90,19 @@ impl SqliteStore {
         let expected = match write.expected {
             Expected::Absent => {
                 let inserted = commands::insert(checkout.native(), write, &at).await;
-                return Ok(outcome(checkout.heard(inserted)?));
+                return Ok(outcome(checkout.settle(inserted)?));
             }
             Expected::Version(version) => signed(version),
             Expected::Damaged => {
                 let found = commands::find(checkout.native(), &write.name).await;
-                match checkout.heard(found)? {
+                match checkout.settle(found)? {
                     Some(row) if row.record.is_err() => row.version,
                     _ => return Ok(Written::Changed),
                 }
             }
         };
         let swapped = commands::swap(checkout.native(), write, expected, &at).await;
-        Ok(outcome(checkout.heard(swapped)?))
+        Ok(outcome(checkout.settle(swapped)?))
     }
 }
 
@@ -118,7 +118,7 @@ impl RecordStore for SqliteStore {
         let mut records = Vec::with_capacity(names.len());
         for name in names {
             let found = commands::find(checkout.native(), name).await;
-            records.push(match checkout.heard(found)? {
+            records.push(match checkout.settle(found)? {
                 Some(row) => self.stored(row, &at)?,
                 None => Stored::Absent,
             });
@@ -148,7 +148,7 @@ impl RecordStore for SqliteStore {
         let mut checkout = self.connection.checkout().await?;
         let at = self.machine.moment();
         let rows = commands::list(checkout.native(), (prefix, after), limit).await;
-        let rows = checkout.heard(rows)?;
+        let rows = checkout.settle(rows)?;
         drop(checkout);
         let next = rows.last().filter(|_| rows.len() == limit);
         let next = next.map(|(name, _)| name.clone());
@@ -175,7 +175,7 @@ impl RecordStore for SqliteStore {
         let mut checkout = self.connection.checkout().await?;
         let at = self.machine.moment();
         let purged = commands::purge(checkout.native(), after, &at).await;
-        checkout.heard(purged)
+        checkout.settle(purged)
     }
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
@@ -184,7 +184,7 @@ impl RecordStore for SqliteStore {
         let at = self.in_time(req.give_up)?;
         let taken = commands::take(checkout.native(), req, &at).await;
         let token = FencingToken(unsigned(at.wall));
-        Ok(checkout.heard(taken)?.then_some(token))
+        Ok(checkout.settle(taken)?.then_some(token))
     }
 
     async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
@@ -195,7 +195,7 @@ impl RecordStore for SqliteStore {
         let at = self.machine.moment();
         let which = (&req.name, &req.owner, hold);
         let freed = commands::free(checkout.native(), which, waited_for, &at).await;
-        Ok(match (checkout.heard(freed)?, waited_for) {
+        Ok(match (checkout.settle(freed)?, waited_for) {
             (false, _) => Freed::Undecided,
             (true, false) => Freed::Free,
             (true, true) => Freed::WaitedFor,
@@ -219,7 +219,7 @@ impl RecordStore for SqliteStore {
             let mut checkout = self.connection.checkout().await?;
             let at = self.in_time(give_up)?;
             let ends = commands::renew(checkout.native(), &leases, &at).await;
-            let ends = checkout.heard(ends)?;
+            let ends = checkout.settle(ends)?;
             answers.extend(some.iter().map(|entry| {
                 let end = ends.get(entry.name.as_str().as_bytes())?;
                 let valid_for = at.until(*end);

@@ -11,7 +11,7 @@ use crate::{
     ensure, in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
-use dlock_core::{Client, Clock, DEFAULT_POLL_INTERVAL, Lease, Lock, LockName, LossReason};
+use dlock_core::{Client, Clock, DEFAULT_POLL_INTERVAL, Guard, Lease, Lock, LockName, LossReason};
 use std::{fs, io::Write, path::Path, process::ExitCode, sync::Arc, time::Duration};
 use tempfile::TempDir;
 
@@ -74,20 +74,31 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let mut worker = writer(&ctx, &name, &path).await?;
     worker.stop()?;
     let next = client.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
-    append(&path, "next")?;
+    let reason = LossReason::Deadline;
+    writes_nothing_once_lost(&ctx, worker, reason, next, &path).await
+}
+
+/// The stopped process that continues says that its lock is lost, and changes nothing for the next holder.
+async fn writes_nothing_once_lost(
+    ctx: &Ctx,
+    mut worker: Worker,
+    reason: LossReason,
+    next: Guard,
+    path: &str,
+) -> Result {
+    append(path, "next")?;
     worker.send("write").await?;
     worker.cont()?;
     let words = worker.expect("lost ", ctx.answer()).await?;
-    let reason = format!("{:?}", LossReason::Deadline);
-    same("what the stopped one says", words, reason)?;
+    same("what the stopped one says", words, format!("{reason:?}"))?;
     worker.send("release").await?;
     worker.expect("failed Lost", ctx.answer()).await?;
     // Neither its late renewals nor its late release change anything for the next holder.
     ctx.would_show_within(ctx.kept()).await;
-    stays_held(&ctx, &next).await?;
-    let written = fs::read_to_string(&path)?;
+    stays_held(ctx, &next).await?;
+    let written = fs::read_to_string(path)?;
     same("what was written", written.as_str(), "first\nnext\n")?;
-    frees(&ctx, next).await
+    frees(ctx, next).await
 }
 
 async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result {
@@ -146,19 +157,8 @@ async fn a_stopped_process_with_a_presence_says_lost_before_its_next_write(ctx: 
     worker.stop()?;
     let limit = ctx.dead_for(ctx.kept() * 2) + ctx.slack();
     let next = client.gets(&name, limit).await?;
-    append(&path, "next")?;
-    worker.send("write").await?;
-    worker.cont()?;
-    let words = worker.expect("lost ", ctx.answer()).await?;
-    let reason = format!("{:?}", LossReason::Presence);
-    same("what the stopped one says", words, reason)?;
-    worker.send("release").await?;
-    worker.expect("failed Lost", ctx.answer()).await?;
-    ctx.would_show_within(ctx.kept()).await;
-    stays_held(&ctx, &next).await?;
-    let written = fs::read_to_string(&path)?;
-    same("what was written", written.as_str(), "first\nnext\n")?;
-    frees(&ctx, next).await
+    let reason = LossReason::Presence;
+    writes_nothing_once_lost(&ctx, worker, reason, next, &path).await
 }
 
 async fn killed_processes_that_waited_delay_no_client(ctx: Ctx) -> Result {

@@ -190,7 +190,7 @@ impl<'a> Job<'a> {
             }
             Ok(ended) => ended,
             Err(exit) => {
-                self.give_back(held, signals).await;
+                self.release(held, signals).await;
                 return Ended {
                     exit,
                     lost: false,
@@ -198,7 +198,7 @@ impl<'a> Job<'a> {
                 };
             }
         };
-        if !self.give_back(held, signals).await {
+        if !self.release(held, signals).await {
             (ended.exit, ended.lost) = (Exit::LOST, true);
         }
         ended
@@ -206,7 +206,7 @@ impl<'a> Job<'a> {
 
     /// Releases; returns whether all locks were held to the end. A signal meanwhile leaves the release to
     /// `withdraw`.
-    async fn give_back(&self, held: Held, signals: &mut Signals) -> bool {
+    async fn release(&self, held: Held, signals: &mut Signals) -> bool {
         let least = held.guards().map(Guard::min_hold_remaining).max();
         let (mut whole, mut keep) = (true, None);
         let Ok(released) = signals.unless(held.release()).await else {

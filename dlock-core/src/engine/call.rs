@@ -25,7 +25,7 @@ const ABANDON_AFTER: Duration = Duration::from_secs(30);
 
 /// The most time that one request may take before it is repeated or given up, however long the lease: one
 /// lost packet should not block a caller.
-pub(crate) const ATTEMPT: Duration = Duration::from_secs(5);
+pub(crate) const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 
 /// The place where calls run that have lost their waiter, with the deadlines of all calls.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::{
     driver::{Acquired, Release, Ticket, Wake},
     engine::{
         Engine,
-        call::{ATTEMPT, Call},
+        call::{ATTEMPT_LIMIT, Call},
         hold::Hold,
         metrics::CleanupEnd,
     },
@@ -240,12 +240,12 @@ impl Engine {
             }
         }
         let over = self.over(&job);
-        let mut confirmed = !there || self.give_back(&job, over).await;
+        let mut confirmed = !there || self.release_hold(&job, over).await;
         confirmed &= self.leave_lines(&job, over).await;
         while let Some(until) = job.indeterminate_until.filter(|until| *until < over) {
             self.clock.sleep_until(until).await;
             let sent = self.clock.now();
-            confirmed = self.give_back(&job, over).await;
+            confirmed = self.release_hold(&job, over).await;
             confirmed &= self.leave_lines(&job, over).await;
             let took = self.clock.now().since(sent);
             job.indeterminate_until = (took > PROMPT).then(|| self.clock.now() + self.caps.late);
@@ -279,7 +279,7 @@ impl Engine {
     }
 
     /// Releases until the store has answered, or there can be nothing left to release. Returns whether it has.
-    async fn give_back(self: &Arc<Self>, job: &CleanupJob, over: Instant) -> bool {
+    async fn release_hold(self: &Arc<Self>, job: &CleanupJob, over: Instant) -> bool {
         let Some(target) = job.hold else {
             return true;
         };
@@ -288,7 +288,7 @@ impl Engine {
             let mut request = Release::new(job.name.clone(), target.owner, target.hold);
             request.min_hold = self.rest(job.min_hold_until);
             let now = self.clock.now();
-            match self.release_once(request, now, now + ATTEMPT).await {
+            match self.release_once(request, now, now + ATTEMPT_LIMIT).await {
                 Some(Ok(_)) => {
                     if let Some(held) = &job.held {
                         held.released();
@@ -316,7 +316,7 @@ impl Engine {
                 }
                 let driver = Arc::clone(&self.driver);
                 let (name, ticket) = (job.name.clone(), *ticket);
-                let give_up = self.clock.now() + ATTEMPT;
+                let give_up = self.clock.now() + ATTEMPT_LIMIT;
                 let mut call = Call::new(&self.calls, give_up, async move {
                     driver.leave(&name, ticket).await
                 });

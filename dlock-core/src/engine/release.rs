@@ -7,7 +7,7 @@ use crate::{
     driver::{Release, Released},
     engine::{
         Active, Engine,
-        call::{ATTEMPT, Call},
+        call::{ATTEMPT_LIMIT, Call},
         cleanup::{CleanupJob, PROMPT},
         hold::{GuardState, Hold},
         metrics::{HoldEnd, Op, ReleaseEnd},
@@ -115,7 +115,7 @@ impl Releasing {
 
     async fn answer(&mut self) -> Result<ReleaseOutcome, Error> {
         let mut sent = self.began;
-        let end = (sent + ATTEMPT).min(self.hold.deadline() + ATTEMPT / 5);
+        let end = (sent + ATTEMPT_LIMIT).min(self.hold.deadline() + ATTEMPT_LIMIT / 5);
         let mut unanswered = false;
         let mut pause = Duration::from_millis(5);
         loop {

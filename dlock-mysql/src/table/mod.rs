@@ -55,7 +55,7 @@ impl LockTable {
             session::check_table(&mut session.native, &config, &sql).await
         });
         match checking.await {
-            Ok(checked) => checkout.heard(Ok(checked?))?,
+            Ok(checked) => checkout.settle(Ok(checked?))?,
             Err(_) => return Err(DriverError::unavailable("no answer about the table")),
         }
         drop(checkout);
@@ -83,7 +83,7 @@ impl LockTable {
         let limit = checkout.limit();
         let found = session::diagnose(checkout.session());
         let found = limit.of(async { Ok(found.await) }).await;
-        checkout.heard(found)
+        checkout.settle(found)
     }
 
     /// Makes the table again if it may. It existed when the driver connected, and was dropped with every lock in it.
@@ -102,7 +102,7 @@ impl LockTable {
         let native = &mut checkout.session().native;
         let checked = session::check_table(native, &self.config, &self.sql);
         let checked = limit.of(async { Ok(checked.await) }).await;
-        let made = matches!(checkout.heard(checked), Ok(Ok(())));
+        let made = matches!(checkout.settle(checked), Ok(Ok(())));
         if !made {
             checkout.discard(); // it is unknown which of its statements failed
         }
@@ -126,7 +126,7 @@ impl LockTable {
         let done = run(&mut checkout, self.sql.take_all(batch, not_after)).await?;
         let token = FencingToken(done.number);
         if done.matched > 0 {
-            checkout.told(Duration::from_micros(token.0));
+            checkout.observe_time(Duration::from_micros(token.0));
         }
         if done.matched == batch.len() {
             return Ok(vec![Some(token); batch.len()]);
@@ -155,7 +155,7 @@ impl LockTable {
         if done.matched == 0 {
             return Ok(Freed::Undecided);
         }
-        checkout.told(Duration::from_micros(done.number));
+        checkout.observe_time(Duration::from_micros(done.number));
         Ok(Freed::Free)
     }
 
@@ -166,7 +166,7 @@ impl LockTable {
         if done.matched == 0 {
             return Ok(batch.iter().map(|_| Ok(Freed::Undecided)).collect());
         }
-        checkout.told(Duration::from_micros(done.number));
+        checkout.observe_time(Duration::from_micros(done.number));
         if done.matched == batch.len() {
             return Ok(batch.iter().map(|_| Ok(Freed::Free)).collect());
         }
@@ -237,7 +237,7 @@ impl LockTable {
             let not_after = checkout.not_after(give_up);
             let done = run(&mut checkout, self.sql.renew(entries, lease, not_after)).await?;
             if done.matched > 0 {
-                checkout.told(Duration::from_micros(done.number));
+                checkout.observe_time(Duration::from_micros(done.number));
             }
             if done.matched == entries.len() {
                 return Ok(vec![whole; entries.len()]);
@@ -291,7 +291,7 @@ impl LockTable {
             let rows = rows.iter().filter_map(Row::read);
             found.rows.extend(rows.map(|row| (row.name.clone(), row)));
         }
-        checkout.told(Duration::from_micros(found.now));
+        checkout.observe_time(Duration::from_micros(found.now));
         Ok(found)
     }
 

@@ -489,7 +489,7 @@ async fn a_clock_that_was_set_forward_costs_one_statement_more_for_a_batch() {
     let renewals = t.call(Class::Renewal);
     let mut checkout = t.table().connections.lend(renewals).await.unwrap();
     let now = checkout.not_after(t.table().now());
-    checkout.told(Duration::from_micros(now) - SECOND * 60);
+    checkout.observe_time(Duration::from_micros(now) - SECOND * 60);
     drop(checkout);
     let before = t.statements().await;
     let answers = t.driver.store().extend(&all, renewals.give_up).await;

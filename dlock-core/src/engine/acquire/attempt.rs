@@ -6,7 +6,7 @@ use crate::{
     driver::{Acquire, Acquired, Grant, Held, Ticket},
     engine::{
         Engine,
-        call::{ATTEMPT, Call},
+        call::{ATTEMPT_LIMIT, Call},
         cleanup::{AcquireCall, CleanupJob, Target},
         hold::Start,
         lock_table::{Granted, Tickets},
@@ -127,7 +127,7 @@ impl Attempt {
 
     /// The most time that one attempt may take.
     pub(super) fn attempt_limit(&self) -> Duration {
-        (self.terms.lease().length() / 3).min(ATTEMPT)
+        (self.terms.lease().length() / 3).min(ATTEMPT_LIMIT)
     }
 
     /// Asks the store once, with the same hold id each time, so that a repeat finds what an unanswered
@@ -174,7 +174,7 @@ impl Attempt {
             Some(Ok(Acquired::Granted(grant))) => Answer::Granted(grant, sent),
             Some(Ok(Acquired::Held(held))) if held.doubt => {
                 self.unanswered(give_up);
-                match self.give_back() {
+                match self.abandon_hold() {
                     Ok(()) => Answer::Held(held),
                     Err(error) => Answer::Failed(error),
                 }
@@ -299,7 +299,7 @@ impl Attempt {
             },
         };
         let Some(hold) = self.engine.begin(start, now, waiter) else {
-            self.give_back()?;
+            self.abandon_hold()?;
             return Ok(None);
         };
         self.indeterminate_until = None;
@@ -308,7 +308,7 @@ impl Attempt {
 
     /// Releases a hold that is of no use, or that only a part of the store may have. The next attempt is another
     /// acquisition.
-    fn give_back(&mut self) -> Result<(), DriverError> {
+    fn abandon_hold(&mut self) -> Result<(), DriverError> {
         let mut job = CleanupJob::new(self.name.clone());
         job.hold = Some(self.target());
         job.indeterminate_until = self.indeterminate_until.take();

@@ -45,7 +45,7 @@ pub(crate) fn acquire(
             // A caller without any time still asks once.
             WaitPolicy::Try | WaitPolicy::Within(Duration::ZERO) => {
                 let mut attempt = attempt();
-                match once(&engine, &mut attempt, identity.given, began).await {
+                match try_until_answered(&engine, &mut attempt, identity.given, began).await {
                     Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
                     Ok(Tried::Refused(_)) if wait_policy == WaitPolicy::Try => Ok(None),
                     Ok(Tried::Refused(held)) => {
@@ -60,7 +60,7 @@ pub(crate) fn acquire(
                     _ => Instant::FAR,
                 };
                 let mut wait = Wait::new(attempt(), identity.given, options.terms.lease(), end);
-                wait.granted(&engine, &options.name).await.map(Some)
+                wait.until_granted(&engine, &options.name).await.map(Some)
             }
         };
         match &acquired {
@@ -89,7 +89,7 @@ enum Tried {
 }
 
 /// Gets one answer of the store, whatever it is, and asks again only while there is none.
-async fn once(
+async fn try_until_answered(
     engine: &Arc<Engine>,
     attempt: &mut Attempt,
     given: bool,

@@ -3,7 +3,7 @@
 
 use crate::{
     clock::Instant,
-    engine::call::ATTEMPT,
+    engine::call::ATTEMPT_LIMIT,
     error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase, about},
 };
 use std::time::Duration;
@@ -123,7 +123,7 @@ impl RetryState {
     fn in_time(&self, waited: Duration) -> String {
         match self.within {
             within if waited < within => about(waited),
-            within if within < ATTEMPT => {
+            within if within < ATTEMPT_LIMIT => {
                 let within = about(within);
                 format!("{within} (a third of the lease: a longer one leaves it more)")
             }

@@ -16,7 +16,7 @@ use crate::{
     driver::{Held, Ticket, Wake},
     engine::{
         Engine,
-        call::ATTEMPT,
+        call::ATTEMPT_LIMIT,
         caller::Caller,
         lock_table::{Granted, Queue, Seat, Tickets, Waiter},
         metrics::Op,
@@ -92,7 +92,7 @@ impl Wait {
         }
     }
 
-    pub(super) async fn granted(
+    pub(super) async fn until_granted(
         &mut self,
         engine: &Arc<Engine>,
         name: &LockName,
@@ -344,7 +344,7 @@ impl Wait {
         let next = match self.look_at {
             Some((of, at)) if of == token && now < at => at,
             _ => {
-                let give_up = (now + ATTEMPT).min(self.end);
+                let give_up = (now + ATTEMPT_LIMIT).min(self.end);
                 let pause = engine.evict(name, dependence, give_up).await;
                 engine.clock.now() + pause.min(self.interval)
             }

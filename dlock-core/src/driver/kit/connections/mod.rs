@@ -79,7 +79,7 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 ///     Ok(session.len())
 /// });
 /// let answer = answer.await;
-/// assert_eq!(lent.heard(answer)?, 5);
+/// assert_eq!(lent.settle(answer)?, 5);
 /// # Ok(()) }
 /// ```
 pub struct Connections<D: Dialer> {
@@ -246,7 +246,7 @@ impl<D: Dialer> Connections<D> {
             list,
             link: Some(link),
             began,
-            unheard: false,
+            unsettled: false,
             ended: None,
             _permit: permit,
         }
@@ -376,7 +376,7 @@ pub struct Lent<'a, D: Dialer> {
     /// When the connection was lent.
     began: Instant,
     /// A statement was sent and its answer was not fully read.
-    unheard: bool,
+    unsettled: bool,
     /// Whether a statement was ended, for servers without a limit of their own.
     ended: Option<Arc<AtomicBool>>,
     _permit: SemaphorePermit<'a>,
@@ -384,12 +384,12 @@ pub struct Lent<'a, D: Dialer> {
 
 impl<D: Dialer> Lent<'_, D> {
     /// The connection for one statement. It must run under [`limit`](Self::limit), and its answer must go to
-    /// [`heard`](Self::heard).
+    /// [`settle`](Self::settle).
     ///
     /// # Panics
     /// After an error that closed the connection, or [`discard`](Self::discard).
     pub fn session(&mut self) -> &mut D::Session {
-        self.unheard = true;
+        self.unsettled = true;
         let link = self.link.as_mut();
         let link =
             link.expect("it begins with a connection, and ends with the error that takes it away");
@@ -414,17 +414,17 @@ impl<D: Dialer> Lent<'_, D> {
     ///
     /// # Errors
     /// What [`Dialer::failure`] makes of the error.
-    pub fn heard<T>(&mut self, answer: Result<T, D::Error>) -> Result<T> {
+    pub fn settle<T>(&mut self, answer: Result<T, D::Error>) -> Result<T> {
         let error = match answer {
             Ok(answer) => {
-                self.unheard = false;
+                self.unsettled = false;
                 return Ok(answer);
             }
             Err(error) => error,
         };
         let failure = self.all.dialer.failure(error, self.was_ended());
         match failure.link {
-            ConnectionOutcome::Kept => self.unheard = false,
+            ConnectionOutcome::Kept => self.unsettled = false,
             ConnectionOutcome::Closed => self.discard(),
             ConnectionOutcome::AllClosed => {
                 self.discard();
@@ -448,7 +448,7 @@ impl<D: Dialer> Lent<'_, D> {
     }
 
     /// Records the server's time from an answer.
-    pub fn told(&mut self, server: Duration) {
+    pub fn observe_time(&mut self, server: Duration) {
         let now = self.all.clock.now();
         if let Some(link) = &mut self.link {
             link.server.observe(server, now);
@@ -467,17 +467,17 @@ impl<D: Dialer> Lent<'_, D> {
     /// Reads the server's time, which is needed when no answer has told it for a while, because clocks drift apart.
     async fn know_the_time(&mut self) -> Result<()> {
         let (dialer, limit) = (&self.all.dialer, self.limit());
-        let told = limit.of(dialer.time(self.session())).await;
-        let told = self.heard(told);
+        let time = limit.of(dialer.time(self.session())).await;
+        let time = self.settle(time);
         // The request itself was not sent yet.
-        self.told(told.map_err(|error| error.with_effect(Effect::None))?);
+        self.observe_time(time.map_err(|error| error.with_effect(Effect::None))?);
         Ok(())
     }
 }
 
 impl<D: Dialer> Drop for Lent<'_, D> {
     fn drop(&mut self) {
-        let usable = !self.unheard && !self.was_ended();
+        let usable = !self.unsettled && !self.was_ended();
         if let Some(mut link) = self.link.take()
             && usable
         {
@@ -491,7 +491,7 @@ impl<D: Dialer> Drop for Lent<'_, D> {
 impl<D: Dialer> fmt::Debug for Lent<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lent")
-            .field("unheard", &self.unheard)
+            .field("unsettled", &self.unsettled)
             .finish_non_exhaustive()
     }
 }

@@ -101,7 +101,7 @@ fn renewal(all: &Connections<Counting>) -> Call {
 async fn next(all: &Connections<Counting>) -> u64 {
     let mut lent = all.lend(all.default_call()).await.unwrap();
     let id = lent.session().id;
-    lent.heard(Ok(())).unwrap();
+    lent.settle(Ok(())).unwrap();
     id
 }
 
@@ -134,7 +134,7 @@ async fn the_error_says_what_becomes_of_its_connection_and_of_the_others() {
         // A renewal's, which is in use meanwhile.
         let renewal = all.lend(renewal(&all)).await.unwrap();
         lent.session();
-        let failed = lent.heard::<()>(Err(outcome)).unwrap_err();
+        let failed = lent.settle::<()>(Err(outcome)).unwrap_err();
         assert_eq!(failed.effect(), Effect::Unknown);
         drop((lent, renewal));
         assert_eq!(next(&all).await, lends, "{outcome:?}");
@@ -201,7 +201,7 @@ async fn the_time_is_read_anew_before_it_drifts_and_a_failure_of_that_had_no_eff
     all.lend(all.default_call())
         .await
         .unwrap()
-        .told(SECOND * 3_000);
+        .observe_time(SECOND * 3_000);
     assert_eq!(not_after().await, 3_000);
 
     tokio::time::sleep(TIMED + SECOND).await;
@@ -227,7 +227,7 @@ async fn a_statement_without_an_answer_is_left_after_a_while_and_ended_where_the
         lent.session();
         let silent = limit.of(pending::<Result<(), ConnectionOutcome>>()).await;
         assert!(all.clock.now().since(began) >= SECOND * 4);
-        let failed = lent.heard(silent).unwrap_err();
+        let failed = lent.settle(silent).unwrap_err();
         let wanted = if endless { "ended" } else { "failed" };
         assert_eq!(failed.to_string(), wanted);
         drop(lent);
@@ -243,7 +243,7 @@ async fn a_statement_without_an_answer_is_left_after_a_while_and_ended_where_the
             Ok(())
         };
         let slow = limit.of(slow).await;
-        lent.heard(slow).unwrap();
+        lent.settle(slow).unwrap();
         drop(lent);
         assert_eq!(next(&all).await, if endless { 2 } else { 1 });
     }

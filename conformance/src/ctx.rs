@@ -3,6 +3,7 @@
 use crate::{
     Result,
     ask::{Ask, Hold},
+    counts::Counts,
     expect::{Expected, seen_from_here},
     failure::{Failure, ensure, in_time},
     fixture::{Faults, Fixture, MakeFixture, Records, Server, StoreTime},
@@ -39,6 +40,7 @@ struct Inner {
     count: AtomicU64,
     opened: Mutex<Vec<Arc<dyn DistributedLock>>>,
     observer: OnceCell<Arc<dyn DistributedLock>>,
+    counts: Counts,
 }
 
 impl Ctx {
@@ -61,6 +63,7 @@ impl Ctx {
             count: AtomicU64::new(0),
             opened: Mutex::default(),
             observer: OnceCell::new(),
+            counts: Counts::new(),
         }))
     }
 
@@ -357,6 +360,23 @@ impl Ctx {
             Ok(Err(error)) => Ok(Some(error)),
             Err(_) => Ok(None),
         }
+    }
+
+    /// What the clients of this case count.
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.0.counts
+    }
+
+    /// Waits until those clients rest, and compares what they counted. A wrong driver may count anything.
+    pub(crate) async fn counted(&self) -> Result {
+        if self.0.mutation.is_some() {
+            return Ok(());
+        }
+        let counts = self.counts();
+        let rest = self.until("gauges are 0", self.answer(), || counts.are_at_rest());
+        rest.await
+            .and_then(|()| counts.agree(&self.0.prefix))
+            .map_err(|failure| Failure::new(format!("{failure}; counted: {counts}")))
     }
 
     /// Closes every connection.

@@ -5,6 +5,7 @@ mod case;
 mod cases;
 mod clause;
 mod client_cases;
+mod counts;
 mod ctx;
 mod expect;
 mod failure;

@@ -47,7 +47,7 @@ impl Backend for OnPostgres {
     }
 
     /// The suite has some hundred drivers at a time, and the server a process for each connection.
-    fn url(&self, server: String) -> String {
+    fn url(&self, server: String, _: Home) -> String {
         let may_create = !server.contains("//locker@");
         format!("{server}?dlock.connections=4&dlock.create={may_create}")
     }

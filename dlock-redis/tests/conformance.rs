@@ -109,7 +109,7 @@ impl Backend for Sentinel {
         RedisServer::start(options())
     }
 
-    fn url(&self, server: String) -> String {
+    fn url(&self, server: String, _: Home) -> String {
         let mut sentinels = SENTINELS.lock().expect("no start panicked");
         let sentinel = sentinels.entry(server).or_insert_with_key(|server| {
             let addr = server.trim_start_matches("redis://").trim_end_matches('/');

@@ -262,7 +262,7 @@ pub(crate) struct Connection {
 struct State {
     native: Option<SqliteConnection>,
     /// The caller of a statement was dropped, and the statement may still run.
-    unheard: bool,
+    unsettled: bool,
 }
 
 impl Connection {
@@ -272,7 +272,7 @@ impl Connection {
             lock_file,
             state: Mutex::new(State {
                 native: Some(native),
-                unheard: false,
+                unsettled: false,
             }),
             closed: AtomicBool::new(false),
         })
@@ -284,7 +284,7 @@ impl Connection {
         if self.closed.load(Ordering::Relaxed) {
             return Err(error::closed());
         }
-        if state.unheard {
+        if state.unsettled {
             // Time is read when a checkout begins and may pass only while the file is busy. So the statement
             // before must be over.
             if let Some(native) = &mut state.native
@@ -292,7 +292,7 @@ impl Connection {
             {
                 state.native = None;
             }
-            state.unheard = false;
+            state.unsettled = false;
         }
         if state.native.is_none() {
             state.native = Some(opened(&self.lock_file).await?);
@@ -327,9 +327,9 @@ pub(crate) struct Checkout<'a> {
 }
 
 impl Checkout<'_> {
-    /// For one statement, whose answer goes to [`heard`](Self::heard).
+    /// For one statement, whose answer goes to [`settle`](Self::settle).
     pub(crate) fn native(&mut self) -> &mut SqliteConnection {
-        self.state.unheard = true;
+        self.state.unsettled = true;
         let native = self.state.native.as_mut();
         native.expect(
             "a checkout begins with a connection, and ends with the error that takes it away",
@@ -337,8 +337,8 @@ impl Checkout<'_> {
     }
 
     /// Takes the statement's answer, and drops the connection if the error says so.
-    pub(crate) fn heard<T>(&mut self, answer: sqlx::Result<T>) -> Result<T> {
-        self.state.unheard = false;
+    pub(crate) fn settle<T>(&mut self, answer: sqlx::Result<T>) -> Result<T> {
+        self.state.unsettled = false;
         answer.map_err(|cause| {
             let failure = error::failed(cause);
             if failure.link {

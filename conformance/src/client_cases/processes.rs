@@ -71,7 +71,7 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result {
 async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
-    let mut worker = writer(&ctx, &name, &path).await?;
+    let worker = writer(&ctx, &name, &path).await?;
     worker.stop()?;
     let next = client.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     let reason = LossReason::Deadline;
@@ -153,7 +153,7 @@ const POLLS: u32 = 2;
 async fn a_stopped_process_with_a_presence_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
-    let mut worker = present_writer(&ctx, &name, &path).await?;
+    let worker = present_writer(&ctx, &name, &path).await?;
     worker.stop()?;
     let limit = ctx.dead_for(ctx.kept() * 2) + ctx.slack();
     let next = client.gets(&name, limit).await?;

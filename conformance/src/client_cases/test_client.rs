@@ -73,7 +73,7 @@ impl TestClient {
             builder = builder.presence(presence);
         }
         Ok(Self {
-            inner: builder.build()?,
+            inner: ctx.counts().count(|| builder.build())?,
             gate,
             ctx: ctx.clone(),
         })

@@ -169,7 +169,11 @@ impl Stage {
         }
         let pace = Pace::of(self.maker.home(), self.time(), &store);
         let ctx = Ctx::new(case.name, Arc::clone(&self.maker), fixture, mutation, pace);
-        let run = AssertUnwindSafe((case.run)(ctx.clone())).catch_unwind();
+        let run = async {
+            (case.run)(ctx.clone()).await?;
+            ctx.counted().await
+        };
+        let run = AssertUnwindSafe(run).catch_unwind();
         let outcome = match tokio::time::timeout(pace.limit, run).await {
             Ok(Ok(Ok(()))) => Outcome::Passed,
             Ok(Ok(Err(failure))) => failed(failure),

@@ -282,7 +282,9 @@ async fn the_record_of_a_shared_lock_ends_with_the_latest_of_its_holds() {
     let rest = t.rest(KEY).await;
     assert!(rest > SECOND * 50 && rest <= SECOND * 100, "{rest:?}");
     client.release(&middle).await;
-    assert!(t.rest(KEY).await <= SECOND * 30);
+    // Redis rounds the end up to a millisecond, and the time down.
+    let rest = t.rest(KEY).await;
+    assert!(rest <= SECOND * 30 + SECOND / 500, "{rest:?}");
     // A bound that has passed, or is damaged, only costs a look at all holds.
     for bound in ["1", "inf", "99999999999999999999"] {
         let bound = format!("{bound} {}:0", sharers(0).expose());

@@ -18,8 +18,9 @@ pub(crate) struct Counts {
 #[derive(Debug, Default)]
 struct Reading {
     gauges: BTreeMap<String, f64>,
+    /// A reading takes the counts away.
     counters: BTreeMap<String, u64>,
-    /// How many values each histogram was given. A reading takes them away.
+    /// How many values each histogram was given.
     samples: BTreeMap<String, usize>,
     labels: Vec<String>,
 }
@@ -81,7 +82,6 @@ impl Counts {
     fn read(&self) -> MutexGuard<'_, Reading> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         read.gauges.clear();
-        read.counters.clear();
         read.labels.clear();
         for (key, _, _, value) in self.recorder.snapshotter().snapshot().into_vec() {
             let key = key.key();

@@ -17,8 +17,8 @@ pub(crate) struct Counts {
 /// Sums over the classes of locks, by the name and the last label, if it has one of its own.
 #[derive(Debug, Default)]
 struct Reading {
+    /// A reading takes away what was counted since the one before.
     gauges: BTreeMap<String, f64>,
-    /// A reading takes the counts away.
     counters: BTreeMap<String, u64>,
     /// How many values each histogram was given.
     samples: BTreeMap<String, usize>,
@@ -81,7 +81,6 @@ impl Counts {
 
     fn read(&self) -> MutexGuard<'_, Reading> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        read.gauges.clear();
         read.labels.clear();
         for (key, _, _, value) in self.recorder.snapshotter().snapshot().into_vec() {
             let key = key.key();
@@ -110,5 +109,42 @@ impl fmt::Display for Counts {
             "{:?} {:?} {:?}",
             read.gauges, read.counters, read.samples
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Counts;
+    use metrics::{counter, gauge, histogram};
+
+    #[test]
+    fn what_is_left_or_counted_twice_is_found() {
+        let counts = Counts::new();
+        let acquired = || counter!("dlock_acquire_total", "outcome" => "acquired", "class" => "c");
+        counts.count(|| {
+            gauge!("dlock_holds", "class" => "c").increment(1.0);
+            acquired().increment(1);
+            histogram!("dlock_acquire_seconds").record(0.1);
+        });
+        assert!(!counts.are_at_rest());
+        counts.count(|| gauge!("dlock_holds", "class" => "c").decrement(1.0));
+        assert!(counts.are_at_rest());
+        assert!(counts.agree("case.1").is_ok(), "{counts}");
+        counts.count(|| histogram!("dlock_held_seconds", "end" => "lost").record(0.1));
+        assert!(counts.agree("case.1").is_err(), "a loss without a reason");
+        counts.count(|| counter!("dlock_lost_total", "reason" => "session").increment(1));
+        assert!(counts.agree("case.1").is_ok(), "{counts}");
+        counts.count(|| acquired().increment(1));
+        assert!(counts.agree("case.1").is_err(), "a grant counted twice");
+        counts.count(|| histogram!("dlock_acquire_seconds").record(0.1));
+        counts.count(|| counter!("dlock_acquire_total", "class" => "case.1.7").increment(1));
+        assert!(counts.agree("case.1").is_err(), "a name in a label");
+    }
+
+    #[test]
+    fn a_cleanup_that_ends_twice_is_found() {
+        let counts = Counts::new();
+        counts.count(|| gauge!("dlock_cleanups").decrement(1.0));
+        assert!(counts.agree("case.1").is_err());
     }
 }

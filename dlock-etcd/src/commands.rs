@@ -329,15 +329,27 @@ pub(crate) fn join(
     Txn::new().when(when).and_then(then)
 }
 
-/// Moves a hold to another lease, if its key is as it was read. The revision of its creation stays. Run twice, the second run changes
-/// nothing.
+/// Moves a hold to another lease, if its key is as it was read, and else reads it. The revision of its creation stays. Run twice, the second
+/// run changes nothing.
 pub(crate) fn rehang(taken: &Taken, lease: i64) -> Txn {
     let when = [
         taken.stays(),
         Compare::lease(taken.key.as_slice(), CompareOp::Equal, taken.lease),
     ];
     let put = put(taken.key.clone(), taken.value.clone(), lease);
-    Txn::new().when(when).and_then([put])
+    let read = TxnOp::get(taken.key.clone(), None);
+    Txn::new().when(when).and_then([put]).or_else([read])
+}
+
+/// Whether a hold that was not moved is over, and not changed by another client.
+pub(crate) fn is_over(taken: &Taken, read: &TxnResponse) -> bool {
+    read.op_responses().iter().all(|response| match response {
+        TxnOpResponse::Get(got) => got
+            .kvs()
+            .iter()
+            .all(|kv| kv.create_revision() != taken.created),
+        _ => false,
+    })
 }
 
 /// Ends a hold, if no minimum hold waits for the last one, and reads what is left. Run twice, the second run finds nothing.

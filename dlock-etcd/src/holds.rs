@@ -1,7 +1,7 @@
 //! Leases and holds of this client: how they begin, and how they end for certain.
 
 use crate::{
-    commands::{Taken, rehang},
+    commands::{Taken, is_over, rehang},
     driver::Inner,
     error::{contended, unanswered},
     listener::Order,
@@ -101,13 +101,13 @@ impl Inner {
         }
     }
 
-    /// Moves a hold to a new lease of at least that length. If that is not answered, the hold may hang on either.
+    /// Moves a hold to a new lease of at least that length. If that is not answered, the hold may hang on either. `None`: it is over.
     pub(crate) async fn rehang(
         &self,
         key: &HoldKey,
         taken: &Taken,
         length: Duration,
-    ) -> Result<Lease> {
+    ) -> Result<Option<Lease>> {
         let lease = self.grant(length).await?;
         // Recorded before the request is sent.
         if let Some(hold) = self.table().holds.get_mut(key) {
@@ -116,12 +116,15 @@ impl Inner {
         let moved = self.connection.txn(rehang(taken, lease.id)).await?;
         if !moved.succeeded() {
             self.end(lease.id);
-            return Err(contended());
+            return match is_over(taken, &moved) {
+                true => Ok(None),
+                false => Err(contended()),
+            };
         }
         if let Some(hold) = self.table().holds.get_mut(key) {
             hold.hangs_on(lease.id);
         }
-        Ok(lease)
+        Ok(Some(lease))
     }
 
     /// Moves a hold that another client took to a lease of this one, so that neither client ends what the other renewed. Afterwards it lasts
@@ -140,9 +143,12 @@ impl Inner {
         };
         // A rest is told in whole seconds.
         let (lasts, length) = (lease.max(rest), lease.max(rest + Duration::from_secs(1)));
+        let Some(on) = self.rehang(key, taken, length).await? else {
+            return Ok(None);
+        };
         let hold = Hold {
             owner: record.owner,
-            lease: self.rehang(key, taken, length).await?,
+            lease: on,
             others: Vec::new(),
             held: Some(Held {
                 created: taken.created,

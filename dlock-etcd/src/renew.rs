@@ -91,8 +91,9 @@ impl Inner {
             self.ended(&key, entry.owner);
             return Ok(Renewed::NotHeld);
         }
-        if kept < lease {
-            self.rehang(&key, &taken, lease).await?;
+        if kept < lease && self.rehang(&key, &taken, lease).await?.is_none() {
+            self.ended(&key, entry.owner);
+            return Ok(Renewed::NotHeld);
         }
         Ok(self.lasts(&key, Some(lease), entered))
     }

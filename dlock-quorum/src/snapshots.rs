@@ -63,7 +63,7 @@ fn agree(name: &LockName, each: &BTreeMap<usize, Snapshot>, quorum: usize) -> Sn
         .filter(|(holder, _)| Some(holder.owner) == owner)
         .collect();
     held.sort_by_key(|(holder, _)| Reverse(holder.rest));
-    let Some((holder, seen)) = held.get(quorum - 1) else {
+    let Some((holder, _)) = held.get(quorum - 1) else {
         // The store that is asked first reserves turns.
         let rests = each.values().map(|seen| seen.unavailable_for);
         let first = each.values().next().and_then(|seen| seen.unavailable_for);
@@ -74,7 +74,9 @@ fn agree(name: &LockName, each: &BTreeMap<usize, Snapshot>, quorum: usize) -> Sn
     let tokens: Vec<_> = held.iter().filter_map(|(holder, _)| holder.token).collect();
     holder.token = most(&tokens);
     agreed.holders.push(holder);
-    agreed.holds = seen.holds;
+    // A store outside of the quorum may not have a hold yet that all of it granted.
+    let holds = held.iter().map(|(_, seen)| seen.holds);
+    agreed.holds = holds.max().unwrap_or_default();
     agreed.age = held.iter().filter_map(|(_, seen)| seen.age).max();
     agreed
 }

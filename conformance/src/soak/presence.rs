@@ -87,11 +87,11 @@ impl Soak {
             }
         }
         println!("holders: {harms:?}");
-        let bound = PRESENCE + DEFAULT_POLL_INTERVAL * 2;
+        let bound = PRESENCE + DEFAULT_POLL_INTERVAL * 2 + self.client.capabilities().lapse;
         self.times(
             "until a killed one's lock is held",
             longest,
-            "presence + 2 polls",
+            "presence + 2 polls + what the store ends leases late by",
             bound,
         );
         Ok(())
@@ -140,7 +140,9 @@ impl Soak {
 
     /// No presence may be left of processes that are over.
     pub(super) async fn no_presence_is_left(&mut self) -> Result {
-        sleep(PRESENCE).await;
+        // The last renewal may have been executed after its process was gone.
+        let capabilities = self.client.capabilities();
+        sleep(PRESENCE + capabilities.late + capabilities.lapse).await;
         let left: Vec<_> = self.client.admin().list("~alive:").try_collect().await?;
         for shown in left.iter().filter(|shown| !shown.holders.is_empty()) {
             self.verdict.find(Found::Leftover, &shown.name);

@@ -7,7 +7,7 @@ use crate::{
     error,
     node::{Answer, Call},
     scripts::{ACQUIRES, RELEASES},
-    server::{Server, not_after},
+    server::{Server, confirmed, not_after},
 };
 use dlock_core::{
     HoldId, Instant, LockName,
@@ -16,7 +16,6 @@ use dlock_core::{
         kit::{Batch, BatchPolicy},
     },
 };
-use futures_util::future::join_all;
 use std::{sync::Arc, time::Duration};
 
 /// Acquires with one lease and one holder info, of sharers that are as many or of none.
@@ -65,19 +64,13 @@ impl Batch for Acquires {
         let mut answer = server.patiently(server.eval(call, acquires)).await?;
         let value = std::mem::take(&mut answer.reply.value);
         let each = commands::read_each(value, batch.len()).ok_or_else(error::garbled)?;
+        let missing = acks.missing(answer.reply.confirmed.take());
         let each = batch.iter().zip(each).map(|(req, it)| {
-            let value = it.map_err(|cause| answer.node.confirmed.failed(&answer.link, cause));
-            value.and_then(|value| server.acquired(req, &value, &answer))
+            let value = it.map_err(|cause| answer.node.confirmed.failed(&answer.link, cause))?;
+            let acquisition = server.acquired(req, &value, &answer)?;
+            confirmed(acquisition, missing.as_ref())
         });
-        let mut each: Vec<_> = each.collect();
-        if let Some(missing) = acks.missing(answer.reply.confirmed) {
-            let given = batch.iter().zip(each).map(async |(req, it)| match it {
-                Ok(acquisition) => server.undo_unconfirmed(req, acquisition, &missing).await,
-                Err(error) => Err(error),
-            });
-            each = join_all(given).await;
-        }
-        Ok(each.into_iter().map(Some).collect())
+        Ok(each.map(Some).collect())
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     slots::slot_of,
 };
 use dlock_core::{
-    Clock, Effect, FencingToken, Instant, LockName,
+    Clock, FencingToken, Instant, LockName,
     driver::{
         Acquire, Cursor, DriverError, Finding, Lane, Release, Renew, Renewed, Result, Ticket,
         kit::again,
@@ -70,7 +70,7 @@ impl Server {
     }
 
     /// Sends one acquire with the place of its ticket.
-    pub(crate) async fn acquire(self: &Arc<Self>, req: &Acquire) -> Result<Acquisition> {
+    pub(crate) async fn acquire(&self, req: &Acquire) -> Result<Acquisition> {
         let (keys, stand) = (self.keys(&req.name), self.inbox.tickets.place(req.ticket));
         let channel = &*self.inbox.channel(&keys);
         let (acks, confirm) = (&self.acks, self.acks.are_wanted());
@@ -89,32 +89,10 @@ impl Server {
         };
         let answer = self.eval(call, acquire).await?;
         let acquisition = self.acquired(req, &answer.reply.value, &answer)?;
-        match self.acks.missing(answer.reply.confirmed) {
-            Some(missing) => self.undo_unconfirmed(req, acquisition, &missing).await,
-            None => Ok(acquisition),
-        }
-    }
-
-    /// Releases what was granted and not confirmed. A failover might forget it.
-    pub(crate) async fn undo_unconfirmed(
-        self: &Arc<Self>,
-        req: &Acquire,
-        acquisition: Acquisition,
-        missing: &DriverError,
-    ) -> Result<Acquisition> {
-        if !matches!(acquisition, Acquisition::Granted(..)) {
-            return Ok(acquisition);
-        }
-        let release = Release::new(req.name.clone(), req.owner, req.hold);
-        let released = tokio::time::timeout(PATIENCE, self.release(&release)).await;
-        if matches!(released, Ok(Ok(Releasing::Unserved))) {
-            self.go_on(req.name.clone());
-        }
-        let effect = match released {
-            Ok(Ok(_)) => Effect::None,
-            _ => Effect::Unknown,
-        };
-        Err(again(missing).with_effect(effect))
+        confirmed(
+            acquisition,
+            self.acks.missing(answer.reply.confirmed).as_ref(),
+        )
     }
 
     /// Records in the tickets what the answer to an acquire says.
@@ -362,6 +340,19 @@ impl Server {
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {
         self.prefix.keys(name)
+    }
+}
+
+/// The answer, unless it is a grant that too little confirmed: a failover might forget it. The hold stays in the store for
+/// the core, which asks again for it or, when it gives up, releases it. A release from here could end what a repeat was
+/// granted meanwhile.
+pub(crate) fn confirmed(
+    acquisition: Acquisition,
+    missing: Option<&DriverError>,
+) -> Result<Acquisition> {
+    match (acquisition, missing) {
+        (Acquisition::Granted(..), Some(missing)) => Err(again(missing)),
+        (acquisition, _) => Ok(acquisition),
     }
 }
 

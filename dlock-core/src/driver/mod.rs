@@ -86,6 +86,10 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     /// - `fencing`: `req.hold` is inside already and alone, `req.floor` greater than its token: the floor becomes its token, and the last one.
     /// - `error`: more than [`MAX_HOLDS`](crate::MAX_HOLDS) holds, `req.share()` being `None`: `Overloaded`, nothing changed.
     ///
+    /// After an error of unknown effect, and after `give_up`, the core asks again for the same hold. So a driver that takes
+    /// back what a part of its store granted has done so before `give_up`, or answers `Held` with `doubt`: a release that
+    /// comes later could end what the repeat was granted.
+    ///
     /// # Errors
     /// When the store did not answer, or refused for a reason of its own; the effect says which.
     async fn acquire(&self, req: &Acquire) -> Result<Acquired>;

@@ -13,7 +13,7 @@ use crate::{
 };
 use dlock_core::{
     Effect, FencingToken,
-    driver::{Acquire, Acquired, Grant, Held, Release, Result},
+    driver::{Acquire, Acquired, DriverError, Grant, Held, Release, Result},
 };
 use std::{
     collections::BTreeMap,
@@ -59,7 +59,7 @@ impl<'a> Attempt<'a> {
             self.ask(at, true, self.req.floor);
             self.hear_first(at).await;
             if let Some(held) = self.refused.pop() {
-                return Ok(self.refuse(held).await);
+                return self.refuse(held).await;
             }
         }
         let first = self.granted.values().map(|grant| grant.token).max();
@@ -193,7 +193,7 @@ impl<'a> Attempt<'a> {
         }
         let mut held = self.contention();
         held.doubt = is_doubtful;
-        Ok(match self.refuse(held).await {
+        Ok(match self.refuse(held).await? {
             Acquired::Held(held) if held.doubt => Acquired::Held(held),
             _ if is_unavailable => return Err(failures.into_error(nodes, Effect::None)),
             _ if is_gone => Acquired::Gone,
@@ -221,7 +221,16 @@ impl<'a> Attempt<'a> {
     }
 
     /// Takes back what was granted. If a store may have it all the same, the refusal says so: the core gives the hold up.
-    async fn refuse(self, mut held: Held) -> Acquired {
+    ///
+    /// After the give-up the core asks again for the same hold, which a release under way could then end. So the answer
+    /// comes before, or nothing is released.
+    async fn refuse(self, mut held: Held) -> Result<Acquired> {
+        let left = self.req.give_up.since(self.stores.clock.now());
+        let left = left.saturating_sub(MARGIN);
+        if left.is_zero() && (self.is_doubtful() || !self.granted.is_empty()) {
+            let message = "no time was left to give back what some stores had granted";
+            return Err(DriverError::unanswered(message));
+        }
         let release = Release::new(self.req.name.clone(), self.req.owner, self.req.hold);
         let mut calls = Calls::new(self.stores);
         for at in self.granted.keys() {
@@ -234,12 +243,12 @@ impl<'a> Attempt<'a> {
                 released += 1;
             }
         };
-        let _in_time = timeout(self.patience().max(LEAST_PATIENCE), releasing).await;
+        let _in_time = timeout(self.patience().max(LEAST_PATIENCE).min(left), releasing).await;
         held.doubt |= self.is_doubtful() || released < self.granted.len();
         if held.doubt {
             self.stores.holds.release(self.req.hold);
         }
-        Acquired::Held(held)
+        Ok(Acquired::Held(held))
     }
 }
 
@@ -247,5 +256,7 @@ impl<'a> Attempt<'a> {
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the release of a refused acquire may take at least.
 const LEAST_PATIENCE: Duration = Duration::from_millis(100);
+/// How long before its give-up a call that takes something back answers.
+const MARGIN: Duration = Duration::from_millis(5);
 /// About how long clients pause that have split the stores between them.
 const SPLIT: Duration = Duration::from_millis(40);

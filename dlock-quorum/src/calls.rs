@@ -62,21 +62,26 @@ impl<T: Send + 'static> Calls<T> {
         Some((at, answer))
     }
 
-    /// Hears the answers until they decide, and then, for `linger`, those of the other stores that work.
+    /// Hears the answers until they decide, and then, for [`LINGER`], those of the awaited stores that work.
     pub(crate) async fn hear(
         mut self,
         within: Duration,
-        linger: Duration,
+        awaited: Awaited,
         mut decide: impl FnMut(usize, T) -> bool,
     ) -> Failures {
         let (mut failures, mut decided) = (Failures::default(), false);
         let hearing = async {
             loop {
+                let is_awaited = |at: &&usize| match awaited {
+                    Awaited::None => false,
+                    Awaited::One(one) => **at == one,
+                    Awaited::All => true,
+                };
                 let works = |at: &usize| !self.stores.nodes[*at].is_down();
                 let next = match decided {
                     false => self.next().await,
-                    true if !self.open.iter().any(works) => None,
-                    true => timeout(linger, self.next()).await.ok().flatten(),
+                    true if !self.open.iter().filter(is_awaited).any(works) => None,
+                    true => timeout(LINGER, self.next()).await.ok().flatten(),
                 };
                 match next {
                     Some((at, Ok(answer))) => decided = decide(at, answer),
@@ -102,5 +107,13 @@ impl<T: Send + 'static> Drop for Calls<T> {
     }
 }
 
-/// How long an answer that has its quorum waits for the other stores, where it tells of them, too.
-pub(crate) const LINGER: Duration = Duration::from_millis(50);
+/// The stores whose answers are of use after the others decided.
+#[derive(Clone, Copy)]
+pub(crate) enum Awaited {
+    None,
+    One(usize),
+    All,
+}
+
+/// How long an answer that has its quorum waits for each awaited store.
+const LINGER: Duration = Duration::from_millis(50);

@@ -5,7 +5,7 @@
 
 use crate::{
     acquires::Attempt,
-    calls::{Calls, LINGER},
+    calls::{Awaited, Calls},
     config::QuorumConfig,
     connection::{ABANDON_AFTER, Stores},
     error::Failures,
@@ -101,7 +101,7 @@ impl DistributedLock for QuorumDriver {
             let name = name.clone();
             async move { driver.leave(&name, ticket).await }
         });
-        let leaving = calls.hear(ABANDON_AFTER, Duration::ZERO, |_, ()| {
+        let leaving = calls.hear(ABANDON_AFTER, Awaited::None, |_, ()| {
             left += 1;
             left >= quorum
         });
@@ -131,7 +131,10 @@ impl DistributedLock for QuorumDriver {
             async move { driver.release(&req).await }
         });
         let (mut found, mut not_held) = (Vec::new(), Vec::new());
-        let releasing = calls.hear(ABANDON_AFTER, Duration::ZERO, |_, released| {
+        // The next acquire asks this one first, and would find there what it still has.
+        let first = stores.candidates().first().copied();
+        let awaited = first.map_or(Awaited::None, Awaited::One);
+        let releasing = calls.hear(ABANDON_AFTER, awaited, |_, released| {
             match released {
                 Released::NotHeld { by } => not_held.push(by),
                 released => found.push(released),
@@ -222,7 +225,7 @@ impl DistributedLock for QuorumDriver {
             async move { driver.break_lock(&name, only).await }
         });
         let (mut freed, mut was_free, mut changed) = (Vec::new(), 0, Vec::new());
-        let breaking = calls.hear(ABANDON_AFTER, LINGER, |_, broken| {
+        let breaking = calls.hear(ABANDON_AFTER, Awaited::All, |_, broken| {
             match broken {
                 Broken::Freed { token } => freed.push(token),
                 Broken::Changed { token } => changed.push(token),

@@ -1,7 +1,7 @@
 //! Renewals: a hold lasts as long as a quorum of the stores says. A store that lost it gets it back.
 
 use crate::{
-    calls::{Calls, LINGER},
+    calls::{Awaited, Calls},
     connection::Stores,
     error::Failures,
     holds, snapshots,
@@ -49,7 +49,7 @@ pub(crate) async fn renew(
     // One entry that stays open must not cost the others their answers.
     let within = give_up.since(stores.clock.now()).mul_f64(PART);
     let failures = calls
-        .hear(within, LINGER, |at, answers| {
+        .hear(within, Awaited::All, |at, answers| {
             for (entry, answer) in entries.iter_mut().zip(answers) {
                 match answer {
                     Ok(Renewed::Until { valid_for }) => entry.until.push(valid_for),

@@ -1,7 +1,7 @@
 //! Snapshots: what a quorum of the stores shows of a lock.
 
 use crate::{
-    calls::{Calls, LINGER},
+    calls::{Awaited, Calls},
     connection::{ABANDON_AFTER, Stores},
     votes::{most, reached},
 };
@@ -33,7 +33,7 @@ pub(crate) async fn seen(stores: &Arc<Stores>, name: &LockName) -> Result<Seen> 
         async move { driver.inspect(&name).await }
     });
     let failures = calls
-        .hear(ABANDON_AFTER, LINGER, |at, snapshot| {
+        .hear(ABANDON_AFTER, Awaited::All, |at, snapshot| {
             each.insert(at, snapshot);
             each.len() >= quorum
         })
@@ -79,4 +79,28 @@ fn agree(name: &LockName, each: &BTreeMap<usize, Snapshot>, quorum: usize) -> Sn
     agreed.holds = holds.max().unwrap_or_default();
     agreed.age = held.iter().filter_map(|(_, seen)| seen.age).max();
     agreed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::agree;
+    use dlock_core::{Holder, LockName, Owner, Snapshot};
+    use std::{collections::BTreeMap, time::Duration};
+
+    #[test]
+    fn a_store_that_lags_hides_no_hold() {
+        let name: LockName = "x".parse().unwrap();
+        let shows = |holds, rest| {
+            let mut holder = Holder::new(Owner::from_seed("us").fingerprint());
+            holder.rest = Some(Duration::from_secs(rest));
+            let mut seen = Snapshot::free(name.clone());
+            (seen.holders, seen.holds) = (vec![holder], holds);
+            seen
+        };
+        // The greatest rest that a quorum shows is the lagging store's.
+        let each = BTreeMap::from([(0, shows(2, 30)), (1, shows(1, 29))]);
+        let agreed = agree(&name, &each, 2);
+        assert_eq!(agreed.holds, 2);
+        assert_eq!(agreed.holders[0].rest, Some(Duration::from_secs(29)));
+    }
 }

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use dlock_core::{
-    Client, Clock, Error, ErrorKind, FencingToken, Guard, Lease, LockName, driver::DistributedLock,
+    Client, Clock, Effect, Error, ErrorKind, FencingToken, Guard, HoldId, Lease, LockName, Owner,
+    driver::{Acquire, Acquired, DistributedLock},
 };
-use dlock_memory::{Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
+use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
 use dlock_quorum::{QuorumConfig, QuorumDriver, Store};
 use std::{
     sync::{
@@ -35,6 +36,15 @@ impl Bed {
 
     /// A client, and the networks between it and the stores.
     async fn client_with_faults(&self) -> Result<(Client, Vec<Faults>), Error> {
+        let (driver, faults) = self.driver_with_faults().await?;
+        let client = Client::builder(Arc::new(driver))
+            .clock(self.clock.clone())
+            .lease(Lease::renewed(LEASE))
+            .build()?;
+        Ok((client, faults))
+    }
+
+    async fn driver_with_faults(&self) -> Result<(QuorumDriver, Vec<Faults>), Error> {
         let faults: Arc<Mutex<Vec<Faults>>> = Arc::default();
         let stores = self
             .stores
@@ -50,23 +60,23 @@ impl Bed {
             });
         let config = QuorumConfig::new(stores.collect())?.with_clock(self.clock.clone());
         let driver = QuorumDriver::connect(config).await?;
-        let client = Client::builder(Arc::new(driver))
-            .clock(self.clock.clone())
-            .lease(Lease::renewed(LEASE))
-            .build()?;
         let faults = faults.lock().unwrap().clone();
-        Ok((client, faults))
+        Ok((driver, faults))
+    }
+
+    fn store(&self, at: usize) -> MemoryDriver {
+        MemoryDriver::connect(&self.stores[at], MemoryConfig::default())
     }
 
     /// How many holds one store has of a lock.
     async fn holds(&self, at: usize) -> u32 {
-        let driver = MemoryDriver::connect(&self.stores[at], MemoryConfig::default());
+        let driver = self.store(at);
         driver.inspect(&name()).await.unwrap().holds
     }
 
     /// The token that one store shows.
     async fn token(&self, at: usize) -> Option<FencingToken> {
-        let driver = MemoryDriver::connect(&self.stores[at], MemoryConfig::default());
+        let driver = self.store(at);
         driver
             .inspect(&name())
             .await
@@ -284,6 +294,57 @@ async fn tokens_rise_over_every_choice_of_quorums() {
         last = guard.token();
         guard.release().await.unwrap();
     }
+}
+
+/// The next acquire asks the first store first.
+#[tokio::test(start_paused = true)]
+async fn what_a_slow_store_has_to_release_is_free_for_the_next_client() {
+    let bed = Bed::new();
+    let (one, faults) = bed.client_with_faults().await.unwrap();
+    let other = bed.client().await;
+    for slow in faults {
+        slow.always(Call::Release, Fault::Delayed(Duration::from_millis(20)));
+        let guard = one.lock(NAME).unwrap().acquire().await.unwrap();
+        sleep(Duration::from_millis(1)).await; // now all stores have it
+        guard.release().await.unwrap();
+        let next = other.lock(NAME).unwrap().try_acquire().await.unwrap();
+        next.unwrap().release().await.unwrap();
+        slow.always(Call::Release, Fault::Ok);
+    }
+}
+
+/// After the give-up the core asks again for the same hold, which a release under way could end.
+#[tokio::test(start_paused = true)]
+async fn what_a_minority_granted_is_taken_back_before_the_give_up_or_given_up() {
+    let bed = Bed::new();
+    let (driver, faults) = bed.driver_with_faults().await.unwrap();
+    let ask = |owner: &str, hold, span| {
+        let (owner, hold) = (Owner::from_seed(owner), HoldId::from_bits(hold));
+        let give_up = bed.clock.now() + span;
+        Acquire::new(name(), owner, hold, Lease::fixed(LEASE), give_up)
+    };
+    let (span, late) = (Duration::from_millis(50), Duration::from_millis(70));
+    for at in [1, 2] {
+        bed.store(at)
+            .acquire(&ask("other", 1, LEASE))
+            .await
+            .unwrap();
+    }
+    faults[0].once(Call::Release, Fault::Delayed(late));
+    let request = ask("us", 2, span);
+    let answer = driver.acquire(&request).await.unwrap();
+    assert!(bed.clock.now() < request.give_up);
+    assert!(matches!(answer, Acquired::Held(held) if held.doubt));
+    sleep(late).await;
+    assert_eq!(bed.holds(0).await, 0);
+
+    // Refused too late to take anything back.
+    faults[1].once(Call::Acquire, Fault::Slow(span - Duration::from_millis(2)));
+    faults[2].once(Call::Acquire, Fault::ErrorBefore);
+    let error = driver.acquire(&ask("us", 3, span)).await.unwrap_err();
+    assert_eq!(error.effect(), Effect::Unknown, "{error}");
+    sleep(late).await;
+    assert_eq!(bed.holds(0).await, 1, "the core asks again for this hold");
 }
 
 /// A store may execute an acquire long after it was refused elsewhere.

@@ -211,6 +211,27 @@ async fn a_loss_has_its_reason_as_a_word() -> Result<(), Error> {
     Ok(())
 }
 
+/// A connection that was cut costs one attempt, and the next has another one.
+#[tokio::test(start_paused = true)]
+async fn one_renewal_that_fails_is_no_warning_and_the_next_of_them_is_one() -> Result<(), Error> {
+    let (client, faults) = client(Clock::simulated());
+    let (log, _here) = Log::begin();
+    let guard = client.lock("orders:42")?.acquire().await?;
+    for _ in 0..2 {
+        faults.once(Call::Renew, Fault::ErrorBefore);
+        time::sleep(Lease::default().length()).await;
+        guard.check()?;
+    }
+    assert!(log.of("dlock::renew", "held until the deadline").is_empty());
+    for _ in 0..3 {
+        faults.once(Call::Renew, Fault::ErrorBefore);
+    }
+    time::sleep(Lease::default().length()).await;
+    guard.check()?;
+    log.one("dlock::renew", "held until the deadline");
+    Ok(())
+}
+
 /// The runtime runs for a moment only, so that the answer to a renewal, which takes half a lease, is never seen, and
 /// the watchdog comes late to its give-up.
 #[test]

@@ -76,6 +76,8 @@ pub(crate) struct Hold {
     confirmed: AtomicBool,
     /// The watchdog ran too late to tell whether the store would have renewed it in time.
     stalled: AtomicBool,
+    /// The log was told that it is uncertain.
+    told: AtomicBool,
     /// Its deadline came while the watchdog did not run.
     unattended: AtomicBool,
     deadline: AtomicU64,
@@ -159,6 +161,7 @@ impl Hold {
             phase: AtomicU8::new(HELD),
             confirmed: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             unattended: AtomicBool::new(false),
             deadline: AtomicU64::new(deadline.as_nanos()),
             lost: Notify::new(),
@@ -210,6 +213,7 @@ impl Hold {
     /// on the hold: a user that was told of the loss must not hold it any longer.
     pub(crate) fn renewed(&self, deadline: Instant) -> bool {
         self.deadline.fetch_max(deadline.as_nanos(), SeqCst);
+        self.told.store(false, SeqCst);
         let before = self
             .phase
             .compare_exchange(UNCERTAIN, HELD, SeqCst, SeqCst)
@@ -222,10 +226,19 @@ impl Hold {
         self.stalled.store(stalled, SeqCst);
     }
 
-    pub(crate) fn doubt(&self) -> bool {
-        self.phase
-            .compare_exchange(HELD, UNCERTAIN, SeqCst, SeqCst)
-            .is_ok()
+    /// Records a renewal that failed. Returns whether it was the first since the last one that succeeded; `None`: the
+    /// hold is no longer held.
+    pub(crate) fn doubt(&self) -> Option<bool> {
+        match self.phase.compare_exchange(HELD, UNCERTAIN, SeqCst, SeqCst) {
+            Ok(_) => Some(true),
+            Err(UNCERTAIN) => Some(false),
+            Err(_) => None,
+        }
+    }
+
+    /// Whether the log has not been told of the present doubt.
+    pub(crate) fn is_untold(&self) -> bool {
+        !self.told.swap(true, SeqCst)
     }
 
     /// The state by the clock: a deadline that passed while nothing ran counts, even if the watchdog has

@@ -167,8 +167,14 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>, late: Duration
             Action::Doubt(hold) => {
                 let stalled = stalled(&hold);
                 hold.stalled(stalled);
-                if hold.doubt() {
+                let Some(first) = hold.doubt() else {
+                    continue;
+                };
+                if first {
                     hold.class.uncertain();
+                }
+                // One failure may be a connection that was cut: the next attempt has another one.
+                if (stalled || !first) && hold.is_untold() {
                     doubted(engine, &hold, stalled, late);
                 }
             }
@@ -207,7 +213,7 @@ fn doubted(engine: &Engine, hold: &Hold, stalled: bool, late: Duration) {
             "the client's runtime did not run in time (it was not polled, its workers were blocked, or the process was \
              paused)"
         }
-        false => "a renewal failed, or was not answered within a sixth of the lease",
+        false => "renewals fail, or are not answered within a sixth of the lease",
     };
     let rest = hold.deadline().since(engine.clock.now());
     tracing::warn!(

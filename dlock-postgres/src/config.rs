@@ -203,9 +203,15 @@ impl FromStr for PostgresConfig {
     }
 }
 
-/// The options of the application. What they took from the environment stays.
+/// The options of the application. What they took from the environment stays. Sessions without a name get dlock's.
 impl From<PgConnectOptions> for PostgresConfig {
     fn from(options: PgConnectOptions) -> Self {
+        let named = options.get_application_name().is_some();
+        let options = if named {
+            options
+        } else {
+            options.application_name("dlock")
+        };
         Self {
             options,
             table: TableSettings::default(),

@@ -369,9 +369,18 @@ async fn a_pool_of_the_application_names_the_server_and_lends_no_connection() {
     let options = sqlx::postgres::PgPoolOptions::new().max_connections(1);
     let pool = options.connect(&t.server.url()).await.unwrap();
     let _in_use = pool.acquire().await.unwrap();
+    t.driver.close().await;
+    t.until("dlock has no session", async |t| {
+        t.sessions("true").await == 0
+    })
+    .await;
     let driver = PostgresDriver::from_pool(&pool).await.unwrap();
     granted(&driver, &t.ask("a", SECOND)).await;
     assert_eq!(pool.size(), 1);
+    assert!(
+        t.sessions("true").await > 0,
+        "named as dlock's, since the pool has no name"
+    );
     let own = t.driver.capabilities();
     assert_eq!(own.store, driver.capabilities().store);
 }

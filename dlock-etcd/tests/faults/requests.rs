@@ -7,9 +7,10 @@ use crate::bed::{
 use dlock_conformance::testbed::proxy::{Direction, Fault, Flow, Reach, Trigger};
 use dlock_core::{
     Effect, Lease,
-    driver::{Acquire, Acquired, DistributedLock, Release, Released, Ticket},
+    driver::{Acquire, Acquired, DistributedLock, Release, Released, Renewed, Ticket},
 };
 use dlock_etcd::EtcdDriver;
+use etcd_client::PutOptions;
 use futures_util::future::{join, join_all};
 use std::{num::NonZeroU64, sync::Arc};
 use tokio::time::timeout;
@@ -166,6 +167,40 @@ async fn a_hold_whose_lease_is_over_is_not_taken_over() {
             .all(|(_, created)| created.unsigned_abs() > token.0)
     })
     .await;
+}
+
+/// A longer lease is a move: the hold ends, or another client changes it, between its reading and that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_that_meets_the_end_of_its_hold_says_that_it_is_not_held() {
+    let (server, proxy) = proxied(&[]).await;
+    let mut native = native(server.addr()).await;
+    let one = Arc::new(driver(&server.url_at(proxy.addr())).await);
+    for ends in [true, false] {
+        let request = ask("x", 1, SECOND * 6, LONG);
+        granted(&one.acquire(&request).await.unwrap());
+        let (key, _) = keys(&mut native, "/dlock/x/h/").await.remove(0);
+        let moved = proxy.on_next(takes(), Fault::HoldRequest);
+        let renewal = tokio::spawn({
+            let (one, longer) = (Arc::clone(&one), ask("x", 1, LONG, LONG));
+            async move { renewed(&one, &longer, LONG).await }
+        });
+        comes("the move", moved.struck()).await;
+        if ends {
+            native.delete(key, None).await.unwrap();
+        } else {
+            let other = native.lease_grant(60, None).await.unwrap().id();
+            let value = native.get(key.clone(), None).await.unwrap().kvs()[0]
+                .value()
+                .to_vec();
+            let options = PutOptions::new().with_lease(other);
+            native.put(key, value, Some(options)).await.unwrap();
+        }
+        moved.release();
+        match comes("the answer", renewal).await.unwrap() {
+            Ok(answer) => assert_eq!((answer, ends), (Renewed::NotHeld, true)),
+            Err(error) => assert_eq!((error.effect(), ends), (Effect::None, false), "{error}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -138,15 +138,22 @@ impl Soak {
         }
     }
 
-    /// No presence may be left of processes that are over.
+    /// No presence may be left of processes that are over, once all have ended by the store's clock. The last renewal may
+    /// have been executed after its process was gone.
     pub(super) async fn no_presence_is_left(&mut self) -> Result {
-        // The last renewal may have been executed after its process was gone.
         let capabilities = self.client.capabilities();
-        sleep(PRESENCE + capabilities.late + capabilities.lapse).await;
-        let left: Vec<_> = self.client.admin().list("~alive:").try_collect().await?;
-        for shown in left.iter().filter(|shown| !shown.holders.is_empty()) {
-            self.verdict.find(Found::Leftover, &shown.name);
+        let end = Instant::now() + PRESENCE + capabilities.late + capabilities.lapse;
+        loop {
+            let shown: Vec<_> = self.client.admin().list("~alive:").try_collect().await?;
+            let mut left = shown
+                .iter()
+                .filter(|shown| !shown.holders.is_empty())
+                .peekable();
+            if left.peek().is_none() || Instant::now() > end {
+                left.for_each(|shown| self.verdict.find(Found::Leftover, &shown.name));
+                return Ok(());
+            }
+            sleep(DEFAULT_POLL_INTERVAL).await;
         }
-        Ok(())
     }
 }

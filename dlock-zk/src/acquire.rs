@@ -5,7 +5,7 @@
 use crate::{
     commands::{self, Taken, Use, list_seats, read},
     connection::Session,
-    error::{contended, failed, is_open},
+    error::{contended, failed, is_open, late},
     line::{Line, stem},
     seats::{Mine, Node, Phase},
 };
@@ -28,6 +28,9 @@ impl Session {
         // Checked before the gate as well, because a request in flight may never be answered.
         self.usable()?;
         let gate = self.gate(&req.name).await;
+        if self.clock.now() >= req.give_up {
+            return Err(late());
+        }
         let mut fresh = false;
         for _ in 0..ATTEMPTS {
             self.usable()?;

@@ -110,7 +110,12 @@ impl Session {
             Some(node) => Some(node.clone()),
             None => self.found(mine).await?,
         };
-        if let Some(node) = node {
+        // A repeat of the request may have made a node of the same name since, which is that seat's.
+        let is_there = |node: &Node| {
+            let another = |other: &Mine| other.id != mine.id && other.is_at(&node.file);
+            self.seats.find(&mine.name, another).is_some()
+        };
+        if let Some(node) = node.filter(|node| !is_there(node)) {
             match (self.client.delete(&self.path(&mine.name, &node.file), None)).await {
                 Ok(()) | Err(Native::NoNode) => {}
                 Err(error) => return Err(error),

@@ -9,7 +9,12 @@ use dlock_conformance::testbed::{
     proxy::{Fault, Reach, Trigger},
     zookeeper::ZooKeeperOptions,
 };
-use dlock_core::{Client, ErrorKind, GuardState, Lease, LossReason, ReleaseOutcome};
+use dlock_conformance::under_test::granted;
+use dlock_core::{
+    Client, Clock, Effect, ErrorKind, GuardState, HoldId, Lease, LockName, LossReason, Owner,
+    ReleaseOutcome,
+    driver::{Acquire, DistributedLock, Release, Released},
+};
 use dlock_zk::{ZkConfig, ZkDriver, zookeeper_client as native};
 use futures_util::TryStreamExt;
 use std::{
@@ -121,6 +126,46 @@ pub(crate) async fn a_hold_whose_making_was_not_answered_is_found_again() {
         until_in_line(&hosts, "found", 0).await;
         proxy.heal();
     }
+}
+
+/// The removal of what an unanswered request may have left is repeated, and meets the seat of the same hold asked again.
+pub(crate) async fn the_removal_of_a_lost_request_leaves_the_seat_of_its_repeat() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let url = format!("{}/dlock?dlock.session=15s", server.url_at(proxy.addr()));
+    let driver = ZkDriver::connect(&url).await.unwrap();
+    let name: LockName = "swept".parse().unwrap();
+    let ask = |hold, span| {
+        let give_up = Clock::boot().now() + span;
+        let (owner, hold) = (Owner::from_seed("swept"), HoldId::from_bits(hold));
+        Acquire::new(
+            name.clone(),
+            owner,
+            hold,
+            Lease::renewed(SESSION * 5),
+            give_up,
+        )
+    };
+    let first = ask(1, SESSION * 10);
+    granted(&driver, &first).await;
+    let release = Release::new(name.clone(), first.owner, first.hold);
+    let released = driver.release(&release).await.unwrap();
+    assert!(matches!(released, Released::Freed), "{released:?}");
+
+    let create = proxy.on_next(Trigger::on(b"-lock-\0\0\0"), Fault::CutBeforeRequest);
+    let error = driver.acquire(&ask(2, SESSION / 30)).await.unwrap_err();
+    assert!(
+        create.has_struck() && error.effect() == Effect::Unknown,
+        "{error}"
+    );
+    let removal = proxy.on_next(Trigger::on(b"/dlock/swept"), Fault::CutBeforeRequest);
+    timeout(SESSION * 5, removal.struck())
+        .await
+        .expect("a removal to cut");
+    granted(&driver, &ask(2, SESSION * 10)).await;
+    // Real time must pass: nothing may happen.
+    sleep(SESSION / 5).await;
+    assert_eq!(driver.inspect(&name).await.unwrap().holds, 1);
 }
 
 pub(crate) async fn a_server_that_stands_still_past_the_session_costs_the_lock_in_time() {

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         leases_are_sessions_and_say_so,
         holds_of_one_incarnation_go_in_any_order_while_three_wait,
         a_hold_whose_making_was_not_answered_is_found_again,
+        the_removal_of_a_lost_request_leaves_the_seat_of_its_repeat,
         a_server_that_stands_still_past_the_session_costs_the_lock_in_time,
         a_client_cut_off_past_its_session_is_lost_before_another_holds,
         a_folder_that_the_cleaner_removed_is_made_again_and_tokens_grow,

@@ -227,7 +227,7 @@ impl<'a> Attempt<'a> {
     async fn refuse(self, mut held: Held) -> Result<Acquired> {
         let left = self.req.give_up.since(self.stores.clock.now());
         let left = left.saturating_sub(MARGIN);
-        if left.is_zero() && (self.is_doubtful() || !self.granted.is_empty()) {
+        if left.is_zero() && (held.doubt || self.is_doubtful() || !self.granted.is_empty()) {
             let message = "no time was left to give back what some stores had granted";
             return Err(DriverError::unanswered(message));
         }

@@ -4,8 +4,8 @@
 //! where it answered; no client asks for a released hold again.
 
 use dlock_core::{
-    HoldId,
-    driver::{Acquire, Acquired, DistributedLock, Release, Result},
+    Effect, HoldId, RetryClass,
+    driver::{Acquire, Acquired, DistributedLock, DriverError, Release, Result},
 };
 use std::{
     collections::HashMap,
@@ -47,7 +47,7 @@ impl Holds {
     }
 }
 
-/// Acquires at one store, and gives back what it takes of a hold that was released meanwhile.
+/// Acquires at one store, and gives back what it takes of a hold that was released meanwhile: then it is an error.
 pub(crate) async fn acquire(
     driver: &dyn DistributedLock,
     req: &Acquire,
@@ -57,6 +57,8 @@ pub(crate) async fn acquire(
     if matches!(answer, Ok(Acquired::Granted(_))) && released.load(Ordering::SeqCst) {
         let release = Release::new(req.name.clone(), req.owner, req.hold);
         driver.release(&release).await?;
+        let error = DriverError::unavailable("the hold was released meanwhile");
+        return Err(error.with_retry(RetryClass::Now).with_effect(Effect::None));
     }
     answer
 }

@@ -15,7 +15,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Three stores.
 struct Bed {
@@ -367,6 +367,25 @@ async fn a_refusal_in_doubt_is_cleaned_up_before_its_lease_ends() {
             .is_none()
     );
     bed.stores[0].cont();
+    guard.release().await.unwrap();
+    sleep(LEASE / 2).await;
+    assert_eq!(bed.holds(0).await, 0, "the refused hold is still there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_in_doubt_that_no_caller_awaits_is_cleaned_up_as_well() {
+    let bed = Bed::new();
+    let holder = bed.client().await;
+    let guard = holder.lock(NAME).unwrap().acquire().await.unwrap();
+    // The first store has lost the hold, grants another one, and its answer is lost.
+    bed.stores[0].restart(false);
+    let (waiter, faults) = bed.client_with_faults().await.unwrap();
+    faults[0].once(Call::Acquire, Fault::ErrorAfter);
+    faults[1].once(Call::Acquire, Fault::Slow(Duration::from_millis(100)));
+    let lock = waiter.lock(NAME).unwrap();
+    let given_up = timeout(Duration::from_millis(50), lock.try_acquire()).await;
+    assert!(given_up.is_err());
+    assert_eq!(bed.holds(0).await, 1);
     guard.release().await.unwrap();
     sleep(LEASE / 2).await;
     assert_eq!(bed.holds(0).await, 0, "the refused hold is still there");

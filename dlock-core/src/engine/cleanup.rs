@@ -230,6 +230,9 @@ impl Engine {
             let late = call.give_up() + self.caps.late;
             match call.answer_elsewhere().await {
                 Some(Ok(Acquired::Granted(_))) => {}
+                Some(Ok(Acquired::Held(held))) if held.doubt => {
+                    job.indeterminate_until = job.indeterminate_until.max(Some(late));
+                }
                 Some(Ok(_)) => there = job.indeterminate_until.is_some(),
                 Some(Err(error)) if error.effect() == Effect::None => {
                     there = job.indeterminate_until.is_some();

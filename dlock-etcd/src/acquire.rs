@@ -6,7 +6,7 @@
 use crate::{
     commands::{Keys, Line, QueuePosition, Record, Taken, join, take, token},
     driver::Inner,
-    error::{contended, is_lease_gone, unanswered},
+    error::{contended, given_up, is_lease_gone, unanswered},
     holds::Unanswered,
     table::{Held, Hold, Lease, Waiter, WaiterKey},
 };
@@ -25,6 +25,10 @@ impl Inner {
         for _ in 0..ATTEMPTS {
             if let Some(answer) = self.attempt(req, entered).await? {
                 return Ok(answer);
+            }
+            // The core asks again for the same hold from then on.
+            if self.clock.now() >= req.give_up {
+                return Err(given_up());
             }
         }
         Err(contended())

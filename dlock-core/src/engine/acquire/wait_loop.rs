@@ -381,15 +381,15 @@ impl Wait {
     }
 
     fn timeout(&mut self, engine: &Arc<Engine>, name: &LockName) -> Error {
-        let now = engine.clock.now();
+        let waited = self.end.since(self.began);
         let failing =
             (engine.table().find(name)).is_some_and(|entry| entry.queue.failing.is_some());
         // One poll that only the end of the wait cut short says nothing about the store.
         let cut = self.last.is_some() && self.retry.attempts() <= 1;
         if (self.retry.attempts() > 0 || failing) && !cut {
-            return self.retry.timeout(now.since(self.began));
+            return self.retry.timeout(waited);
         }
-        engine.not_acquired(name, now.since(self.began), self.last.as_ref())
+        engine.not_acquired(name, waited, self.last.as_ref())
     }
 
     /// Leaves the queue without the lock. This waiter's tickets go to the next one, or are returned to be

@@ -93,7 +93,7 @@ pub struct ClientBuilder {
     clock: Clock,
     lease: Option<Lease>,
     poll_interval: Duration,
-    note: HolderInfo,
+    info: HolderInfo,
     seed: Option<u64>,
     presence: Option<Duration>,
 }
@@ -131,7 +131,7 @@ impl Client {
             clock: Clock::boot(),
             lease: None,
             poll_interval: DEFAULT_POLL_INTERVAL,
-            note: HolderInfo::here(),
+            info: HolderInfo::here(),
             seed: None,
             presence: None,
         }
@@ -374,7 +374,7 @@ impl ClientBuilder {
     /// ```
     #[must_use]
     pub fn holder_info(mut self, info: HolderInfo) -> Self {
-        self.note = info;
+        self.info = info;
         self
     }
 
@@ -452,7 +452,7 @@ impl ClientBuilder {
                 self.clock.clone(),
                 deadlines,
             )),
-            note: Arc::new(self.note),
+            info: Arc::new(self.info),
             cleanup: Cleanup::default(),
             poll_interval: self.poll_interval,
             presences,

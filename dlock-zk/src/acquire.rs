@@ -111,7 +111,7 @@ impl Session {
             let told = Mine {
                 owner: req.owner,
                 hold: req.hold,
-                note: Arc::clone(&req.info),
+                info: Arc::clone(&req.info),
                 ..mine.clone()
             };
             let (written, line) =
@@ -269,8 +269,8 @@ impl Session {
             mine.waits = true;
             mine.wrote(written.is_ok());
             if written.is_ok() {
-                (mine.owner, mine.hold, mine.note) =
-                    (told.owner, told.hold, Arc::clone(&told.note));
+                (mine.owner, mine.hold, mine.info) =
+                    (told.owner, told.hold, Arc::clone(&told.info));
             }
         });
         match written {

@@ -39,7 +39,7 @@ pub(crate) struct Record {
     pub(crate) hold: HoldId,
     /// The token of the incarnation, in seats that are not sequential. Sequential seats have their czxid.
     pub(crate) token: Option<FencingToken>,
-    pub(crate) note: HolderInfo,
+    pub(crate) info: HolderInfo,
 }
 
 impl Record {
@@ -51,8 +51,8 @@ impl Record {
             Use::Kept(span) => format!("kept {}", span.as_millis()),
         };
         let token = self.token.map_or(0, |token| token.0);
-        let (owner, hold, note) = (self.owner.expose(), self.hold, &self.note);
-        format!("{VERSION}\n{used}\n{owner}\n{hold}\n{token}\n{note}").into_bytes()
+        let (owner, hold, info) = (self.owner.expose(), self.hold, &self.info);
+        format!("{VERSION}\n{used}\n{owner}\n{hold}\n{token}\n{info}").into_bytes()
     }
 
     /// `None`: not written by dlock. The node counts as a holder all the same.
@@ -69,13 +69,13 @@ impl Record {
         let owner = Owner::from_uuid(lines.next()?.parse().ok()?);
         let hold = HoldId::from_bits(u64::from_str_radix(lines.next()?, 16).ok()?);
         let token = lines.next()?.parse().ok().filter(|token| *token > 0);
-        let note = HolderInfo::parse(lines.next().unwrap_or_default());
+        let info = HolderInfo::parse(lines.next().unwrap_or_default());
         Some(Self {
             used,
             owner,
             hold,
             token: token.map(FencingToken),
-            note,
+            info,
         })
     }
 }
@@ -112,12 +112,12 @@ impl Taken {
     }
 
     pub(crate) fn holder(&self) -> Holder {
-        let (owner, note) = match &self.record {
-            Some(record) => (record.owner.fingerprint(), record.note.clone()),
+        let (owner, info) = match &self.record {
+            Some(record) => (record.owner.fingerprint(), record.info.clone()),
             None => (Fingerprint::of(&self.data), HolderInfo::default()),
         };
         let mut holder = Holder::new(owner);
-        (holder.token, holder.info) = (self.token(), note);
+        (holder.token, holder.info) = (self.token(), info);
         holder
     }
 }
@@ -272,7 +272,7 @@ mod tests {
                 owner: Owner::from_seed("x"),
                 hold: HoldId::from_bits(7),
                 token: Some(FencingToken(9)),
-                note: HolderInfo::new("host", 3),
+                info: HolderInfo::new("host", 3),
             };
             assert_eq!(Record::decode(&record.encode()), Some(record));
         }

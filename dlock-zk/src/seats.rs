@@ -21,7 +21,7 @@ pub(crate) struct Mine {
     pub(crate) name: LockName,
     pub(crate) owner: Owner,
     pub(crate) hold: HoldId,
-    pub(crate) note: Arc<HolderInfo>,
+    pub(crate) info: Arc<HolderInfo>,
     /// The prefix of its node's name, or the whole name.
     pub(crate) stem: String,
     /// `None`: it is not known whether the node exists.
@@ -115,7 +115,7 @@ impl Mine {
             name: req.name.clone(),
             owner: req.owner,
             hold: req.hold,
-            note: Arc::clone(&req.info),
+            info: Arc::clone(&req.info),
             stem,
             node: None,
             phase: Phase::Asked(req.give_up),
@@ -136,7 +136,7 @@ impl Mine {
             owner: self.owner,
             hold: self.hold,
             token: self.token.filter(|_| !self.is_sequential()),
-            note: HolderInfo::clone(&self.note),
+            info: HolderInfo::clone(&self.info),
         }
     }
 

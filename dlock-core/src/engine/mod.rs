@@ -57,7 +57,7 @@ pub(crate) struct Engine {
     pub(crate) store: Arc<str>,
     pub(crate) clock: Clock,
     pub(crate) calls: Arc<CallContext>,
-    pub(crate) note: Arc<HolderInfo>,
+    pub(crate) info: Arc<HolderInfo>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) cleanup: Cleanup,
     pub(crate) poll_interval: Duration,

@@ -127,7 +127,7 @@ impl Engine {
     async fn appear(self: &Arc<Self>, lease: Lease, give_up: Instant) -> Result<Presence, Absent> {
         let (owner, id) = self.random.owner_and_hold().map_err(Absent::Failed)?;
         let mut request = Acquire::new(name(id), owner, id, lease, give_up);
-        request.info = Arc::clone(&self.note);
+        request.info = Arc::clone(&self.info);
         let sent = self.clock.now();
         let (driver, asked) = (Arc::clone(&self.driver), request.clone());
         let call = async move { driver.acquire(&asked).await };
@@ -178,7 +178,7 @@ impl Engine {
             end: None,
         });
         hold.watched_as(key);
-        let info = Arc::new(self.note.depending_on(id));
+        let info = Arc::new(self.info.depending_on(id));
         Ok(Presence { hold, info })
     }
 
@@ -230,7 +230,7 @@ impl Engine {
         );
         let lease = Lease::fixed(MIN_LEASE.max(*self.caps.leases.start()));
         let mut request = Acquire::new(name, owner, hold, lease, give_up);
-        request.info = Arc::clone(&self.note);
+        request.info = Arc::clone(&self.info);
         let (driver, broken) = (Arc::clone(&self.driver), lock.clone());
         // In one call, which runs to its end. It is not released, because its lease is short.
         let call = async move {

@@ -159,7 +159,7 @@ impl Attempt {
             give_up,
             info: match &self.presence {
                 Dependence::On(present) => Arc::clone(&present.info),
-                _ => Arc::clone(&self.engine.note),
+                _ => Arc::clone(&self.engine.info),
             },
         };
         let driver = Arc::clone(&self.engine.driver);

@@ -11,7 +11,7 @@ async fn main() -> Result<(), dlock::Error> {
     let guard = lock.acquire().await?;
     assert!(lock.try_acquire().await?.is_none()); // held: not an error
 
-    let total = guard.run(async { 40 + 2 }).await?; // dropped at once if the lock is lost
+    let total = guard.run(async { 40 + 2 }).await?; // dropped at its next await if the lock is lost
     println!("{total}, written with fencing token {}", guard.token());
 
     guard.release().await?;

@@ -4,8 +4,8 @@
 //! `cargo run -p dlock-rs --features axum,metrics --example prometheus`
 
 use axum::{Router, routing::get};
-use metrics_exporter_prometheus::PrometheusBuilder;
-use std::error::Error;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use std::{error::Error, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -13,7 +13,17 @@ use tokio::{
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let exporter = PrometheusBuilder::new().install_recorder()?; // before the first client
+    let slack = Matcher::Full("dlock_renew_slack_ratio".to_owned());
+    let exporter = PrometheusBuilder::new()
+        .set_buckets_for_metric(slack, &[0.1, 0.2, 0.3, 0.5, 0.7])? // for the alert in docs/telemetry.md
+        .install_recorder()?; // before the first client
+    let upkeep = exporter.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            upkeep.run_upkeep(); // merges what histograms collected
+        }
+    });
     let locks = dlock::connect("memory:shop").await?;
     let lock = locks.lock("orders:42")?.class("orders"); // the class is a label, never the name
     let guard = lock.acquire().await?;

@@ -4,7 +4,7 @@
 //!
 //! It shows them in one process, over a store inside it. `DLOCK_URL=redis://127.0.0.1/` takes a server instead.
 
-use dlock::{Client, Error};
+use dlock::{Client, Error, ErrorKind};
 use std::{
     env,
     ops::ControlFlow,
@@ -141,9 +141,13 @@ async fn main() -> Result<(), Error> {
         leads.recv().await.expect("each replica led once");
     }
     runs.recv().await.expect("a replica ran the job");
-    jobs.shutdown().await; // a job ends when its future is dropped
+    drop(runs);
     for client in clients {
-        client.shutdown(SECOND * 5).await?;
+        client.shutdown(SECOND * 5).await?; // a run in progress has this long to end
+    }
+    while let Some(ended) = jobs.join_next().await {
+        let ended = ended.expect("no job panics");
+        assert!(ended.is_err_and(|error| error.kind() == ErrorKind::ShuttingDown));
     }
     Ok(())
 }

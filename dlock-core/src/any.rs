@@ -2,6 +2,7 @@
 
 use crate::{
     client::Client,
+    clock::Instant,
     engine::Engine,
     error::{Error, ErrorKind, RetryClass, TimeoutPhase, about},
     guard::Guard,
@@ -11,8 +12,8 @@ use crate::{
     options::WaitPolicy,
     set::distinct,
 };
-use futures_util::{FutureExt, future::select_ok};
-use std::{fmt, panic::Location, sync::Arc, time::Duration};
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
+use std::{collections::BTreeMap, fmt, panic::Location, sync::Arc, time::Duration};
 
 impl Client {
     /// Returns a lock that any of these names satisfies: one of several machines, licences or slots. It does
@@ -212,12 +213,32 @@ impl AnyLock {
             (WaitPolicy::Forever, _) => wait,
         };
         // One output is taken, and a future that is dropped with a grant in it releases it.
-        let waits = self
-            .locks
-            .iter()
-            .map(|lock| lock.acquire_by(wait, at).boxed());
-        let (first, _others) = select_ok(waits).await?;
-        Ok(first)
+        let waiting = |lock, wait| async move { (lock, Lock::acquire_by(lock, wait, at).await) };
+        let mut waits: FuturesUnordered<_> =
+            self.locks.iter().map(|it| waiting(it, wait)).collect();
+        let mut failed = BTreeMap::new();
+        while let Some((lock, ended)) = waits.next().await {
+            let error = match ended {
+                Err(error) if error.is_retryable() => error,
+                ended => return ended,
+            };
+            // A store may be away for some of the names only.
+            let now = clock.now();
+            failed.insert(lock.name(), now);
+            let is_away = |since: &Instant| now.since(*since) < AWAY;
+            let all_are_away = failed.len() == self.locks.len() && failed.values().all(is_away);
+            if all_are_away || now >= end && waits.is_empty() {
+                return Err(error);
+            }
+            if now < end {
+                let rest = match wait {
+                    WaitPolicy::Within(_) => WaitPolicy::Within(end.since(now)),
+                    wait => wait,
+                };
+                waits.push(waiting(lock, rest));
+            }
+        }
+        Err(self.too_late(TimeoutPhase::Wait, limit))
     }
 
     /// Asks once for each lock, until one is free.
@@ -243,6 +264,9 @@ impl AnyLock {
         error.of(self.engine.caps.backend)
     }
 }
+
+/// Within this time of the last failure a store counts as away: twice the longest that an acquire waits for it.
+const AWAY: Duration = Duration::from_secs(60);
 
 impl fmt::Debug for AnyLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

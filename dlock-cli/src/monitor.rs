@@ -75,10 +75,11 @@ async fn look(
     Ok(())
 }
 
-/// The holder of a lock that has one, whose token names its incarnation.
+/// The holder of a lock that has one, whose token names its incarnation. Other processes than the one shown may have
+/// entered a lock with several holds.
 fn only_holder(lock: &Snapshot) -> Option<(&Holder, FencingToken)> {
     let holder = lock.holders.first()?;
-    let is_alone = holder.owner.mode() == Mode::Exclusive;
+    let is_alone = holder.owner.mode() == Mode::Exclusive && lock.holds == 1;
     holder
         .token
         .filter(|_| is_alone)
@@ -113,6 +114,10 @@ enum Verdict {
 }
 
 async fn ask(witness: &str, lock: &Snapshot, holder: &Holder, token: FencingToken) -> Verdict {
+    // The process that acquired it has left, and one that entered since is not named.
+    if holder.info.host.is_empty() {
+        return Verdict::Unknown;
+    }
     let command = match witness {
         "same-host" => {
             return match holder.info.has_ended() {

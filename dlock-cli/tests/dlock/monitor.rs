@@ -1,6 +1,6 @@
 //! `dlock monitor`: what is freed, and what is not.
 
-use crate::bed::{Desk, Running, dlock, is_held, name, ran, start, until, until_held};
+use crate::bed::{DLOCK, Desk, Running, dlock, is_held, name, ran, start, until, until_held};
 use nix::sys::signal::Signal;
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -41,6 +41,38 @@ fn a_lock_whose_process_has_ended_is_freed_and_one_whose_process_lives_is_not() 
     assert_eq!(said.matches("freed").count(), 1, "{said}");
     living.signal(Signal::SIGTERM);
     living.wait().expect(143);
+}
+
+/// The holder that the store shows is the one that came first.
+#[test]
+fn a_lock_that_another_process_has_entered_is_not_freed() {
+    let prefix = name("entered");
+    let (entered, alone) = (format!("{prefix}/entered"), format!("{prefix}/alone"));
+    let inner = format!("'{DLOCK}' exec -n '{entered}' -- sleep 600");
+    let outer = [
+        "exec",
+        "--pass-url",
+        "--lease",
+        "1h",
+        &entered,
+        "-c",
+        &inner,
+    ];
+    let outer = start(dlock(&outer));
+    let two = || {
+        ran(&["inspect", "--json", &entered])
+            .stdout
+            .contains("\"holds\":2")
+    };
+    until("both to be inside", two);
+    ran(&["acquire", "--lease", "1h", &alone]).expect(0);
+    let monitor = monitor("exit 1", &prefix);
+    until("the other lock to be free", || !is_held(&alone));
+    assert!(is_held(&entered));
+    monitor.signal(Signal::SIGTERM);
+    monitor.wait().expect(143);
+    outer.signal(Signal::SIGTERM);
+    outer.wait().expect(143);
 }
 
 #[test]

@@ -202,6 +202,14 @@ impl HolderInfo {
     }
 
     /// The same for a hold that depends on a presence.
+    /// What is left of it when the process that said it has released its hold, and others are inside.
+    pub(crate) fn of_another(&self) -> Self {
+        Self {
+            presence: self.presence,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn depending_on(&self, presence: HoldId) -> Self {
         Self {
             presence: Some(presence),

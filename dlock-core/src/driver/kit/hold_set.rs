@@ -60,6 +60,13 @@ impl HoldSet {
         found.map(|(_, end)| *end)
     }
 
+    /// The hold that came first.
+    #[must_use]
+    pub fn first(&self) -> Option<HoldId> {
+        let first = self.0.first().map(|(hold, _)| *hold);
+        first.filter(|hold| *hold != CLAIM)
+    }
+
     /// Adds an entry that is not in the set.
     pub fn insert(&mut self, hold: HoldId, end: u64) {
         self.0.push((hold, end));

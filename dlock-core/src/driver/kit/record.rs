@@ -295,6 +295,7 @@ impl Record {
     pub fn release(&self, req: &Release, time: StoreTime) -> Decision<Released> {
         let mut next = self.living(time);
         let held = self.owner == Some(req.owner) && !next.holds.is_empty();
+        let first = next.holds.first();
         let removed = match req.holds {
             Holds::One(hold) => next.holds.remove(hold),
             Holds::All => {
@@ -312,6 +313,7 @@ impl Record {
         }
         let answer = if let Some(holds) = NonZeroU32::new(next.holds.len()) {
             next.unavailable_until = next.holds.latest().unwrap_or(0);
+            next.forget_who_left(first);
             Released::StillHeld { holds }
         } else {
             next.owner = None;
@@ -381,7 +383,7 @@ impl Record {
         let mut holder = Holder::new(owner.fingerprint());
         holder.token = Some(FencingToken(self.token));
         holder.rest = Some(time.until(self.unavailable_until));
-        holder.info = self.holder_info.clone();
+        holder.info = self.living(time).holder_info;
         Some(holder)
     }
 
@@ -426,8 +428,17 @@ impl Record {
     /// The same record without the holds that are past their end.
     fn living(&self, time: StoreTime) -> Self {
         let mut living = self.clone();
+        let first = living.holds.first();
         living.holds = living.holds.living(time.now);
+        living.forget_who_left(first);
         living
+    }
+
+    /// The holder info is of the process that has the first hold, and others may have entered since.
+    fn forget_who_left(&mut self, first: Option<HoldId>) {
+        if self.holds.first() != first {
+            self.holder_info = self.holder_info.of_another();
+        }
     }
 }
 
@@ -571,6 +582,7 @@ mod tests {
     };
     use std::{
         num::{NonZeroU32, NonZeroU64},
+        sync::Arc,
         time::Duration,
     };
 
@@ -617,6 +629,26 @@ mod tests {
     /// The same and hold 2, which ends five seconds later.
     fn held_twice() -> Record {
         written(held().acquire(&acquire("us", 2), at(5)).unwrap())
+    }
+
+    #[test]
+    fn a_process_that_has_left_is_not_shown_as_the_holder_while_another_is_inside() {
+        let mut first = acquire("us", 1);
+        first.info = Arc::new(HolderInfo::new("web1", 42));
+        let one = written(Record::default().acquire(&first, at(0)).unwrap());
+        let both = written(one.acquire(&acquire("us", 2), at(5)).unwrap());
+        let shown = |record: &Record, seconds| record.holder(at(seconds)).unwrap().info.host;
+        assert_eq!(
+            (shown(&both, 9), shown(&both, 12)),
+            ("web1".into(), String::new())
+        );
+        let without = |hold| written(both.release(&release(hold, None), at(6)));
+        assert_eq!(
+            (shown(&without(2), 6), shown(&without(1), 6)),
+            ("web1".into(), String::new())
+        );
+        let renewed = written(both.renew(&renew("us", 2, Some(SECOND * 10)), at(12)));
+        assert_eq!(shown(&renewed, 12), "");
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub(crate) struct Lanes {
     pub(crate) wake_ups: Arc<WakeUps>,
     pub(crate) clock: Clock,
     closed: AtomicBool,
+    /// That of the client. Sessions are opened by requests, whose runtimes may end before.
+    runtime: Handle,
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +68,7 @@ impl Lanes {
             wake_ups: Arc::default(),
             clock: Clock::boot(),
             closed: AtomicBool::new(false),
+            runtime: Handle::current(),
         }
     }
 
@@ -104,46 +107,15 @@ impl Lanes {
         let client = match &self.given {
             Some(client) if client.state().is_terminated() => return Err(over()),
             Some(client) => client.clone(),
-            None => self.connect_soon().await?,
+            None => {
+                let connecting = connect_soon(self.config.clone(), self.clock.clone());
+                let connecting = self.runtime.spawn(connecting);
+                connecting.await.unwrap_or_else(|_| Err(closed()))?
+            }
         };
         let session = Session::start(lane, client, self, began);
         *slot.current() = Some(Arc::clone(&session));
         Ok(session)
-    }
-
-    /// Connects, and retries for [`CONNECT`] while the servers are electing a leader or are busy.
-    async fn connect_soon(&self) -> Result<Client> {
-        let end = self.clock.now() + CONNECT;
-        loop {
-            match self.connect().await {
-                Err(error) if error.retry() == RetryClass::Later && self.clock.now() < end => {
-                    self.clock.sleep_until(self.clock.now() + PAUSE).await;
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    /// Connects to the first server that answers; tries each server once.
-    ///
-    /// Detached: dropping the session does not close it, which would end its locks under running code.
-    async fn connect(&self) -> Result<Client> {
-        let config = &self.config;
-        let mut connector = Client::connector()
-            .with_session_timeout(config.session)
-            .with_detached()
-            .with_fail_eagerly();
-        if let Some(login) = &config.login {
-            let auth = format!("{}:{}", login.user, login.password);
-            connector = connector.with_auth("digest", auth.as_bytes());
-        }
-        #[cfg(feature = "tls")]
-        if config.tls {
-            let options = tls::options(config.ca.as_deref()).await?;
-            let connected = connector.with_tls(options).secure_connect(&config.hosts);
-            return connected.await.map_err(tls::unreached);
-        }
-        connector.connect(&config.hosts).await.map_err(unreached)
     }
 
     /// All sessions that exist.
@@ -194,11 +166,60 @@ pub(crate) struct Session {
     given: bool,
 }
 
-/// When the writes that prove the session were sent.
+/// Connects, and retries for [`CONNECT`] while the servers are electing a leader or are busy.
+async fn connect_soon(config: ZkConfig, clock: Clock) -> Result<Client> {
+    let end = clock.now() + CONNECT;
+    loop {
+        match connect(&config).await {
+            Err(error) if error.retry() == RetryClass::Later && clock.now() < end => {
+                clock.sleep_until(clock.now() + PAUSE).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Connects to the first server that answers; tries each server once.
+///
+/// Detached: dropping the session does not close it, which would end its locks under running code.
+async fn connect(config: &ZkConfig) -> Result<Client> {
+    let mut connector = Client::connector()
+        .with_session_timeout(config.session)
+        .with_detached()
+        .with_fail_eagerly();
+    if let Some(login) = &config.login {
+        let auth = format!("{}:{}", login.user, login.password);
+        connector = connector.with_auth("digest", auth.as_bytes());
+    }
+    #[cfg(feature = "tls")]
+    if config.tls {
+        let options = tls::options(config.ca.as_deref()).await?;
+        let connected = connector.with_tls(options).secure_connect(&config.hosts);
+        return connected.await.map_err(tls::unreached);
+    }
+    connector.connect(&config.hosts).await.map_err(unreached)
+}
+
+/// When the last two writes that prove the session were sent, and when the last one was answered.
 #[derive(Clone, Copy, Debug)]
 struct Proof {
     last_but_one: Instant,
     last: Instant,
+    answered: Instant,
+}
+
+impl Proof {
+    /// Counts a write, unless it was sent less than `pace` after the last one was answered: both may then have reached
+    /// the server between two of its pings.
+    fn add(&mut self, sent: Instant, answered: Instant, pace: Duration) {
+        if sent.since(self.answered) >= pace {
+            *self = Self {
+                last_but_one: self.last,
+                last: sent,
+                answered,
+            };
+        }
+    }
 }
 
 impl Session {
@@ -214,7 +235,7 @@ impl Session {
                 true => client.session_timeout(),
                 false => lanes.config.session,
             },
-            runtime: Handle::current(),
+            runtime: lanes.runtime.clone(),
             room: Arc::new(Semaphore::new(ROOM)),
             client,
             root: lanes.config.root.clone(),
@@ -227,11 +248,12 @@ impl Session {
             proof: Mutex::new(Proof {
                 last_but_one: began,
                 last: began,
+                answered: began,
             }),
             closing: AtomicBool::new(false),
             given,
         });
-        tokio::spawn(attend(Arc::clone(&session)));
+        lanes.runtime.spawn(attend(Arc::clone(&session)));
         session
     }
 
@@ -395,15 +417,10 @@ impl Session {
     }
 
     fn proven(&self, sent: Instant) {
-        let mut proof = self.proof();
-        // Two writes closer together may share a ping of the server.
-        if sent.since(proof.last) >= self.pace() {
-            proof.last_but_one = proof.last;
-            proof.last = sent;
-        }
+        self.proof().add(sent, self.clock.now(), self.pace());
     }
 
-    /// The interval between two proving writes: a quarter of the time-out. With a third only a third of the
+    /// The pause between two proving writes: a quarter of the time-out. With a third only a third of the
     /// time-out would be proven at worst, which one unanswered renewal uses up. More frequent writes prove
     /// nothing more: a session lasts at least two ticks of the servers, and they ping each other every half
     /// tick.
@@ -421,14 +438,15 @@ impl Session {
             let sent = self.clock.now();
             self.prove().await.map_err(failed)?;
             self.proven(sent);
-            self.clock.sleep_until(sent + self.pace()).await;
+            let next = self.proof().answered + self.pace();
+            self.clock.sleep_until(next).await;
         }
         Ok(())
     }
 
     /// Proves the session when it is time to. After a failed write the next one follows soon.
     pub(crate) async fn prove_next(&self) {
-        let next = self.proof().last + self.pace();
+        let next = self.proof().answered + self.pace();
         self.clock.sleep_until(next).await;
         let sent = self.clock.now();
         match self.prove().await {
@@ -487,8 +505,34 @@ const GATES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
-    use super::ensemble;
-    use dlock_core::driver::Severity;
+    use super::{Proof, ensemble};
+    use dlock_core::{Instant, driver::Severity};
+    use std::time::Duration;
+
+    #[test]
+    fn a_write_proves_nothing_that_may_share_a_ping_with_a_slow_one_before() {
+        let at = |ms| Instant::ORIGIN + Duration::from_millis(ms);
+        let start = Proof {
+            last_but_one: at(0),
+            last: at(0),
+            answered: at(0),
+        };
+        let proven = |writes: &[(u64, u64)]| {
+            let mut proof = start;
+            for (sent, answered) in writes {
+                proof.add(at(*sent), at(*answered), Duration::from_millis(7_500));
+            }
+            proof.last_but_one
+        };
+        assert_eq!(proven(&[(7_500, 7_600), (15_100, 15_200)]), at(7_500));
+        // The first one came late to the server, the second at once.
+        assert_eq!(proven(&[(7_500, 14_900), (15_000, 15_100)]), at(0));
+        let third = (22_400, 22_500);
+        assert_eq!(
+            proven(&[(7_500, 14_900), (15_000, 15_100), third]),
+            at(7_500)
+        );
+    }
 
     #[test]
     fn an_ensemble_of_an_even_number_is_found() {

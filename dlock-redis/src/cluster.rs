@@ -33,6 +33,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
+    runtime::Handle,
     sync::{Notify, OnceCell, watch},
     time::{sleep, timeout},
 };
@@ -48,6 +49,8 @@ pub(crate) struct Cluster {
     /// A node refused a request for a slot, or failed.
     stale: Arc<Notify>,
     closed: AtomicBool,
+    /// That of the client. Requests connect to new masters, and their runtimes may end before.
+    runtime: Handle,
 }
 
 impl Cluster {
@@ -64,6 +67,7 @@ impl Cluster {
             nodes: Mutex::default(),
             stale: Arc::default(),
             closed: AtomicBool::new(false),
+            runtime: Handle::current(),
         });
         cluster.refresh().await?;
         let masters = cluster.masters().into_iter();
@@ -150,8 +154,10 @@ impl Cluster {
         let open = async || {
             let config = self.config.of_node(self.addr_of(&addr));
             let (inbox, shortest) = (self.inbox.clone(), self.shortest.clone());
-            Node::open(&config, inbox, shortest, None)
-                .await
+            let opening = async move { Node::open(&config, inbox, shortest, None).await };
+            let opened = self.runtime.spawn(opening).await;
+            opened
+                .unwrap_or_else(|_| Err(error::closed()))
                 .map(Arc::new)
         };
         cell.get_or_try_init(open).await.cloned()

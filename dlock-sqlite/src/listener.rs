@@ -32,6 +32,7 @@ use std::{
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
+    runtime::Handle,
     task::AbortHandle,
 };
 
@@ -42,6 +43,8 @@ struct Shared {
     folder: Folder,
     waiting: Mutex<Waiting>,
     wake_ups: WakeUps,
+    /// That of the client. A waiter's may end before.
+    runtime: Handle,
 }
 
 struct Waiting {
@@ -86,6 +89,7 @@ impl Listener {
             folder: Folder::of(database),
             waiting: Mutex::new(waiting),
             wake_ups,
+            runtime: Handle::current(),
         };
         Self(Arc::new(shared))
     }
@@ -211,6 +215,7 @@ impl Shared {
         let watcher = match &mut waiting.watcher {
             Some(watcher) => watcher,
             none => {
+                let _entered = self.runtime.enter();
                 let inotify = Arc::new(instance()?);
                 let task = tokio::spawn(follow(Arc::downgrade(self), inotify.clone()));
                 none.insert(Watcher {

@@ -123,7 +123,11 @@ impl Inner {
         entered: Instant,
     ) -> Result<Renewed> {
         let rest = match entry.lease {
-            None => self.connection.rest(taken.lease).await?,
+            // Its client may end it before the lease, which is rounded up to whole seconds.
+            None => {
+                let rest = self.connection.rest(taken.lease).await?;
+                rest.map(|rest| rest.saturating_sub(Duration::from_secs(1)))
+            }
             Some(lease) => {
                 let key = (entry.name.clone(), entry.hold);
                 let taken_over = self.take_over(&key, taken, lease, entered).await?;

@@ -6,8 +6,8 @@ use crate::bed::{
 };
 use dlock_conformance::testbed::proxy::{Direction, Fault, Flow, Reach, Trigger};
 use dlock_core::{
-    Effect, Lease,
-    driver::{Acquire, Acquired, DistributedLock, Release, Released, Renewed, Ticket},
+    Clock, Effect, Lease,
+    driver::{Acquire, Acquired, DistributedLock, Lane, Release, Released, Renew, Renewed, Ticket},
 };
 use dlock_etcd::EtcdDriver;
 use etcd_client::PutOptions;
@@ -200,6 +200,27 @@ async fn a_renewal_that_meets_the_end_of_its_hold_says_that_it_is_not_held() {
             Ok(answer) => assert_eq!((answer, ends), (Renewed::NotHeld, true)),
             Err(error) => assert_eq!((error.effect(), ends), (Effect::None, false), "{error}"),
         }
+    }
+}
+
+/// The lease of etcd is longer than that: it is rounded up to whole seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_another_client_proves_lasts_no_longer_than_its_own_client_lets_it() {
+    let server = server(&[]).await;
+    let (one, two) = (driver(&server.url()).await, driver(&server.url()).await);
+    let mut request = ask("x", 1, SECOND * 5 / 2, LONG);
+    request.lease = Lease::fixed(SECOND * 5 / 2);
+    let now = || Clock::boot().now();
+    let asked = now();
+    granted(&one.acquire(&request).await.unwrap());
+    let proof = Renew::new(request.name.clone(), request.owner, request.hold, None);
+    let sent = now();
+    let answers = two.renew(Lane(0), &[proof], after(LONG)).await.unwrap();
+    match answers.into_iter().next().unwrap().unwrap() {
+        Renewed::Until { valid_for } => {
+            assert!(sent + valid_for <= asked + SECOND * 5 / 2, "{valid_for:?}");
+        }
+        _ => assert!(now().since(asked) > SECOND * 2, "it was held"),
     }
 }
 

@@ -51,6 +51,10 @@ impl<'a> Attempt<'a> {
     }
 
     pub(crate) async fn run(mut self) -> Result<Acquired> {
+        if self.stores.clock.now() >= self.req.give_up {
+            let message = "the request was given up before it was sent";
+            return Err(DriverError::unavailable(message));
+        }
         let mut rest = self.stores.candidates();
         // A re-entry passes every queue, and some of the stores may have lost the incarnation.
         let joins = self.req.join.is_some();
@@ -211,7 +215,10 @@ impl<'a> Attempt<'a> {
         let owners = self.refused.iter().filter_map(|held| held.by.as_ref());
         let owners: Vec<_> = owners.map(|by| by.owner).collect();
         let votes = |wanted| owners.iter().filter(|owner| **owner == wanted).count();
-        let is_held = most(&owners).is_some_and(|owner| self.stores.outweighs(votes(owner)));
+        // The first store grants what its holder has released there, a moment before the others hear of it.
+        let is_released = !self.granted.is_empty();
+        let is_held =
+            !is_released && most(&owners).is_some_and(|owner| self.stores.outweighs(votes(owner)));
         let polls = self.refused.iter().filter_map(|held| held.poll_in);
         let pause = SPLIT.mul_f64(0.1 + fastrand::f64());
         let poll_in = polls.min().filter(|_| is_held).unwrap_or(pause);

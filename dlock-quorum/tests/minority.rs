@@ -313,6 +313,26 @@ async fn what_a_slow_store_has_to_release_is_free_for_the_next_client() {
     }
 }
 
+/// The release reaches the first store, whose queue is the order, a moment before the others.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_served_before_the_other_stores_are_free_is_served_soon() {
+    let bed = Bed::new();
+    let (holder, faults) = bed.client_with_faults().await.unwrap();
+    let guard = holder.lock(NAME).unwrap().acquire().await.unwrap();
+    let lock = bed.client().await.lock(NAME).unwrap();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    sleep(Duration::from_millis(500)).await; // it is in the queue
+    for slow in &faults[1..] {
+        slow.always(Call::Release, Fault::Delayed(Duration::from_millis(20)));
+    }
+    let (released, next) = within(Duration::from_millis(500), async {
+        tokio::join!(guard.release(), waiting)
+    })
+    .await;
+    released.unwrap();
+    next.unwrap().unwrap().release().await.unwrap();
+}
+
 /// After the give-up the core asks again for the same hold, which a release under way could end.
 #[tokio::test(start_paused = true)]
 async fn what_a_minority_granted_is_taken_back_before_the_give_up_or_given_up() {

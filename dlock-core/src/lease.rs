@@ -149,8 +149,9 @@ impl Lease {
     /// The part of a lease that the core gives up, so that it stops before the server does: a hundredth, at
     /// least 2 ms.
     ///
-    /// A hundredth covers clocks whose rates differ by 1 % (quartz and NTP slew stay far below); 2 ms cover
-    /// a timer's granularity.
+    /// A hundredth covers clocks whose rates differ by 1 %: quartz stays far below, and so does an NTP daemon that slews by
+    /// 500 ppm, as ntpd and systemd-timesyncd do. chrony slews by up to 8.3 % unless `maxslewrate` says less. 2 ms cover a
+    /// timer's granularity.
     ///
     /// # Examples
     /// ```

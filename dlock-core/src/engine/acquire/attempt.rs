@@ -261,9 +261,9 @@ impl Attempt {
             .max(Some(give_up + self.engine.caps.late));
     }
 
-    /// Whether the store may have executed an attempt without the client knowing.
+    /// Whether the store may yet execute an attempt without the client knowing.
     pub(super) fn is_open(&self) -> bool {
-        self.call.is_some() || self.indeterminate_until.is_some()
+        self.call.is_some() || self.indeterminate_until > Some(self.engine.clock.now())
     }
 
     /// Makes a guard of a grant. `None` when the grant came too late to be of use, or after the shutdown

@@ -102,7 +102,11 @@ impl<S: RecordStore> RecordDriver<S> {
                 return Err(error);
             }
             match gate {
-                None => gate = Some(self.gate(name).lock().await),
+                None => tokio::select! {
+                    biased;
+                    held = self.gate(name).lock() => gate = Some(held),
+                    () = self.clock.sleep_until(give_up) => return Err(error),
+                },
                 Some(_) => tokio::time::sleep(backoff.pause()).await,
             }
         }

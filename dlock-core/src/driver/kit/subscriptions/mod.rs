@@ -138,7 +138,8 @@ impl<S: Subscriber> Waiters for Subscriptions<S> {
         let hash = hash_of(name.as_str());
         let wishes = {
             let mut state = self.0.state();
-            if self.0.wake_ups.is_closed() || state.waiting.len() >= MOST {
+            let is_full = state.waiting.len() >= MOST && !state.waiting.contains_key(&hash);
+            if self.0.wake_ups.is_closed() || is_full {
                 return false;
             }
             let names = state.waiting.entry(hash).or_default();

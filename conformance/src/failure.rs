@@ -1,6 +1,6 @@
 //! Why a case failed.
 
-use dlock_core::{Error as CoreError, ErrorKind};
+use dlock_core::{Error as CoreError, ErrorKind, RetryClass, driver::DriverError};
 use std::{
     any::Any,
     error::Error,
@@ -66,7 +66,8 @@ impl<E: Error + 'static> From<E> for Failure {
     #[track_caller]
     fn from(error: E) -> Self {
         let any: &dyn Any = &error;
-        let late = any.downcast_ref().is_some_and(is_late);
+        let again = |error: &DriverError| error.retry() == RetryClass::Now;
+        let late = any.downcast_ref().is_some_and(is_late) || any.downcast_ref().is_some_and(again);
         Self {
             late,
             ..Self::new(with_causes(&error))

@@ -16,8 +16,8 @@ pub(super) const CORES: &[Core] = &[
         name: "one_failed_renewal_is_a_loss",
         edits: &[Edit {
             file: "engine/watchdog/mod.rs",
-            right: "                if hold.doubt() {\n",
-            wrong: "                engine.lose(&hold, LossReason::Deadline);\n                if false {\n",
+            right: "                let Some(first) = hold.doubt() else {\n",
+            wrong: "                engine.lose(&hold, LossReason::Deadline);\n                let Some(first) = hold.doubt() else {\n",
         }],
         breaks: &["renew", "loss", "indeterminate", "cancel"],
     },

@@ -8,8 +8,8 @@ use dlock_core::{
     Broken, Client, Clock, ErrorKind, FencingToken, GuardState, Instant, Lease, LockName,
     LossReason, Snapshot,
     driver::{
-        Acquire, Acquired, Capabilities, Cursor, DistributedLock, Lane, Page, Release, Released,
-        Renew, Renewed, Result, Ticket, WakeUp,
+        Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
+        Released, Renew, Renewed, Result, Ticket, WakeUp,
     },
 };
 use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
@@ -17,7 +17,7 @@ use futures_core::stream::BoxStream;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -32,6 +32,8 @@ struct Session {
     driver: MemoryDriver,
     caps: Capabilities,
     renewals: Arc<AtomicUsize>,
+    /// No name that begins with `away` can be acquired, as if it were of another shard.
+    away: Arc<AtomicBool>,
 }
 
 #[async_trait]
@@ -45,6 +47,9 @@ impl DistributedLock for Session {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
+        if self.away.load(SeqCst) && req.name.as_str().starts_with("away") {
+            return Err(DriverError::unavailable("this shard is away"));
+        }
         let mut req = req.clone();
         req.lease = Lease::fixed(SESSION * 1_000);
         let mut answer = self.driver.acquire(&req).await;
@@ -106,22 +111,27 @@ struct Bench {
     faults: Faults,
     /// How many renewals were sent.
     renewals: Arc<AtomicUsize>,
+    away: Arc<AtomicBool>,
 }
 
 impl Bench {
     fn new() -> Self {
-        let clock = Clock::simulated();
-        let store = MemoryStore::new(clock.clone());
-        let driver = MemoryDriver::connect(&store, MemoryConfig::default());
+        Self::over(&MemoryStore::new(Clock::simulated()))
+    }
+
+    fn over(store: &MemoryStore) -> Self {
+        let clock = store.clock().clone();
+        let driver = MemoryDriver::connect(store, MemoryConfig::default());
         let faults = driver.faults().clone();
         let mut caps = driver.capabilities().clone();
         caps.session_bound = true;
         caps.leases = *caps.leases.start()..=SESSION;
-        let renewals = Arc::<AtomicUsize>::default();
+        let (renewals, away) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
         let session = Session {
             driver,
             caps,
             renewals: Arc::clone(&renewals),
+            away: Arc::clone(&away),
         };
         let builder = Client::builder(Arc::new(session)).clock(clock.clone());
         Self {
@@ -129,6 +139,7 @@ impl Bench {
             clock,
             faults,
             renewals,
+            away,
         }
     }
 
@@ -226,4 +237,28 @@ async fn a_fixed_lease_that_its_guard_found_lost_is_ended_all_the_same() {
     drop(guard);
     time::sleep(Duration::from_millis(1)).await;
     bench.ends().await;
+}
+
+/// Of several names, one whose shard was away for longer than an acquire waits for its store.
+#[tokio::test(start_paused = true)]
+async fn a_name_whose_shard_was_away_for_long_is_waited_for_again() {
+    let store = MemoryStore::new(Clock::simulated());
+    let (holder, waiter) = (Bench::over(&store), Bench::over(&store));
+    let guard = holder.client.lock("away").unwrap().acquire().await.unwrap();
+    let _held = holder
+        .client
+        .lock("there")
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
+    let any = waiter.client.lock_any(["away", "there"]).unwrap();
+    let waiting = tokio::spawn(async move { any.acquire().await });
+    time::sleep(SESSION).await;
+    waiter.away.store(true, SeqCst);
+    time::sleep(SESSION * 7).await;
+    waiter.away.store(false, SeqCst);
+    guard.release().await.unwrap();
+    let free = time::timeout(SESSION, waiting).await.expect("soon");
+    assert_eq!(free.unwrap().unwrap().name().as_str(), "away");
 }

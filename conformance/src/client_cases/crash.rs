@@ -1,14 +1,18 @@
 //! `crash`: a dead client costs its lease, or its turn, and no more.
 
-use super::test_client::{POLL, TestClient, frees, held};
+use super::test_client::{OUT_OF_TIME, POLL, TestClient, fails, frees, held, stays_held};
 use crate::{Ctx, Result, case::cases, in_time};
-use std::time::Duration;
+use std::{future::IntoFuture, time::Duration};
+use tokio::{runtime, task::spawn_blocking};
 
 cases! {
     [Clause::Crash]
     the_lock_of_a_dead_client_is_free_within_its_lease;
     dead_waiters_delay_no_client;
     a_client_that_dies_while_it_is_served_costs_its_turn;
+    // Simulated time has one runtime.
+    a_caller_whose_runtime_ends_takes_no_hold_along needs(Processes);
+    a_caller_whose_runtime_ends_takes_no_wake_up_along needs(Processes, Push);
 }
 
 async fn the_lock_of_a_dead_client_is_free_within_its_lease(ctx: Ctx) -> Result {
@@ -70,6 +74,45 @@ async fn a_client_that_dies_while_it_is_served_costs_its_turn(ctx: Ctx) -> Resul
     let taken = waiting.done(ctx.short() * 2 / 3).await??;
     drop(served);
     frees(&ctx, taken).await
+}
+
+async fn a_caller_whose_runtime_ends_takes_no_hold_along(ctx: Ctx) -> Result {
+    let ([client, other], first) = TestClient::several(&ctx).await?;
+    let mut guards = Vec::new();
+    for name in [first, ctx.name()?, ctx.name()?, ctx.name()?] {
+        // The first request for a name may open a connection, or a session that its lock depends on.
+        guards.push(elsewhere(client.kept(&name)?.acquire()).await??);
+    }
+    ctx.time_passes(ctx.kept() * 3 / 2).await;
+    for guard in guards {
+        stays_held(&ctx, &guard).await?;
+        other.refused(guard.name()).await?;
+        frees(&ctx, guard).await?;
+    }
+    Ok(())
+}
+
+async fn a_caller_whose_runtime_ends_takes_no_wake_up_along(ctx: Ctx) -> Result {
+    let ([_holder, client], name, guard) = held(&ctx, TestClient::lock).await?;
+    // The first wait of a client may open what its wake-ups come through.
+    let waited = elsewhere(client.lock(&name)?.acquire_timeout(ctx.short() / 5)).await?;
+    fails(OUT_OF_TIME, waited)?;
+    let waiting = client.waits(client.lock(&name)?).await?;
+    ctx.time_passes(READ).await;
+    frees(&ctx, guard).await?;
+    waiting.served(Duration::from_millis(250)).await
+}
+
+/// The output of a future in a runtime that ends with it.
+async fn elsewhere<T: Send + 'static>(
+    future: impl IntoFuture<Output = T, IntoFuture: Send> + Send + 'static,
+) -> Result<T> {
+    let future = future.into_future();
+    let run = move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map(|runtime| runtime.block_on(future))
+    };
+    Ok(spawn_blocking(run).await??)
 }
 
 /// By then a waiter has read its answer and sleeps.

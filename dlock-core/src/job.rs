@@ -71,8 +71,9 @@ impl Client {
 /// time. A tick is not caught up later. When a replica dies during a run, the lock is held until its lease
 /// ends: with a [`lease`](Self::lease) shorter than the period, the next tick is the next run.
 ///
-/// To stop, drop the future of [`run`](Self::run): a run under way is dropped, too, and its lock is released
-/// in the background.
+/// To stop, call [`Client::shutdown`](crate::Client::shutdown) beside it and await [`run`](Self::run): a run under way
+/// has the grace to end. Dropping the future of `run` drops a run under way, and its lock is released in the
+/// background.
 ///
 /// # Examples
 /// ```
@@ -189,7 +190,10 @@ impl Job {
         self
     }
 
-    /// Sets the lease of a run, instead of the client's: see [`Lock::lease`].
+    /// Sets the lease of a run, instead of the client's: see [`Lock::lease`]. A renewed lease that is shorter than the
+    /// [clock difference](Self::clock_difference) is lengthened to it: if a replica dies in its run, the lock must not be
+    /// free before the tick has come on every replica. On ZooKeeper a lease is at most a session, and a clock that
+    /// is later than that then runs the tick again.
     ///
     /// # Examples
     /// ```
@@ -262,9 +266,10 @@ impl Job {
         F: Future<Output = Result<(), E>>,
         W: FnMut(Term) -> F,
     {
-        let job = self.clone();
+        let mut job = self.clone();
         async move {
             let difference = job.checked()?;
+            job.lock = job.outlasting(difference)?;
             loop {
                 let late = job.tick().await;
                 let rest = job.period.saturating_sub(difference + late);
@@ -294,6 +299,17 @@ impl Job {
             )));
         }
         Ok(difference)
+    }
+
+    /// The lock, whose lease outlasts the tick on the other replicas: only a release leaves a minimum hold, and a replica
+    /// may die in its run.
+    fn outlasting(&self, difference: Duration) -> Result<Lock, Error> {
+        let lease = self.lock.effective_lease()?;
+        let longer = difference.min(*self.engine.caps.leases.end());
+        if lease.is_renewed() && lease.length() < longer {
+            return Ok(self.lock.clone().lease(Lease::renewed(longer)));
+        }
+        Ok(self.lock.clone())
     }
 
     /// Waits for the next tick, and returns how late it is noticed. A shutdown is a tick: the lock then

@@ -226,6 +226,31 @@ async fn a_job_dropped_while_it_runs_is_run_by_another_at_the_next_tick() {
     assert_eq!(reports.take(), ["Ran"]);
 }
 
+/// The clocks differ by more than the lease, and by less than they may.
+#[tokio::test(start_paused = true)]
+async fn a_tick_whose_replica_died_is_run_by_no_other() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let bench = bench(Wake::Queue).await;
+    time::sleep(PERIOD).await; // both wait for the next hour
+    let ((first, faults), (second, _)) = (bench.client(), bench.client());
+    let began = Arc::new(AtomicUsize::new(0));
+    for (client, late) in [(&first, 0), (&second, 40)] {
+        let job = job(client).every(HOUR).offset(SECOND * late);
+        let (faults, began) = (faults.clone(), Arc::clone(&began));
+        tokio::spawn(job.run(move |_term| {
+            began.fetch_add(1, SeqCst);
+            if late == 0 {
+                faults.always_all(Fault::NeverExecuted);
+            }
+            async { Ok::<_, String>(()) }
+        }));
+    }
+    time::sleep(HOUR + PERIOD).await;
+    assert_eq!(began.load(SeqCst), 1);
+    time::sleep(HOUR).await;
+    assert_eq!(began.load(SeqCst), 2, "the next tick");
+}
+
 #[tokio::test(start_paused = true)]
 async fn times_that_do_not_fit_together_are_refused() {
     let (client, _) = Bench::new(Wake::Queue).client();

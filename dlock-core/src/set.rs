@@ -206,7 +206,8 @@ impl LockSet {
     /// the store's answers only, for at most a third of the lease or 5 s a lock.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire); `Timeout` when the store did not answer.
+    /// As [`acquire`](Self::acquire); `Timeout` when the store did not answer, or a lock was lost before the last of the
+    /// set was acquired.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -249,10 +250,25 @@ impl LockSet {
                 _ = set.release() => {}
                 () = clock.sleep_until(end) => {}
             }
-            if let Filled::Refused = filled? {
-                return Ok(None);
+            match (filled?, wait) {
+                (Filled::Refused, _) => return Ok(None),
+                (_, WaitPolicy::Try | WaitPolicy::Within(Duration::ZERO)) => {
+                    return Err(self.lost_meanwhile());
+                }
+                _ => {}
             }
         }
+    }
+
+    /// The error of an attempt that is not repeated.
+    fn lost_meanwhile(&self) -> Error {
+        let why = format!(
+            "a lock of this set was lost while the others were acquired: is its lease long enough for {} requests?",
+            self.locks.len()
+        );
+        let phase = TimeoutPhase::Request;
+        let error = Error::new(ErrorKind::Timeout { phase }, why).with_retry(RetryClass::Later);
+        error.at(self.engine.caps.backend, self.locks[0].name())
     }
 
     /// Acquires one lock after another, until one is refused or lost.

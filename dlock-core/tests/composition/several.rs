@@ -171,6 +171,24 @@ async fn a_set_whose_first_lock_is_lost_meanwhile_begins_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_try_of_a_set_whose_first_lock_is_lost_meanwhile_is_not_repeated() {
+    let bench = Bench::new(Wake::Queue);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let set = client.lock_all(NAMES).unwrap().lease(Lease::fixed(SECOND));
+    faults.always(Call::Acquire, Fault::Delayed(SECOND / 4));
+    for limit in [None, Some(Duration::ZERO)] {
+        let answer = match limit {
+            None => set.try_acquire().await.map(|set| set.is_some()),
+            Some(limit) => set.acquire_timeout(limit).await.map(|_| true),
+        };
+        let error = answer.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}");
+        assert!(error.to_string().contains("lease long enough"), "{error}");
+    }
+    nothing_is_left(&other).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_loss_of_one_is_the_loss_of_the_set() {
     let bench = Bench::new(Wake::Queue);
     let ((client, _), (other, _)) = (bench.client(), bench.client());

@@ -164,6 +164,37 @@ fn a_leader_uses_locks_and_a_term_that_was_lost_is_followed_by_another() -> Resu
 }
 
 #[test]
+fn a_term_that_is_lost_before_the_thread_is_free_is_not_led() -> Result<(), Error> {
+    let (client, breaker) = (client("late leader"), client("late leader"));
+    let (mut led, mut granted) = (Vec::new(), Vec::new());
+    let election = client.election("a")?.lease(Lease::renewed(SHORT));
+    election.run(|term| {
+        led.push(term.token());
+        if led.len() > 1 {
+            return ControlFlow::Break(());
+        }
+        granted.push(term.token());
+        while granted.len() < 3 {
+            breaker
+                .block_on(breaker.admin().break_lock("a", granted.last().copied()))
+                .unwrap()
+                .unwrap();
+            let next = loop {
+                let shown = breaker.block_on(breaker.admin().inspect("a")).unwrap();
+                match shown.unwrap().holders.first() {
+                    Some(holder) => break holder.token.unwrap(),
+                    None => thread::yield_now(),
+                }
+            };
+            granted.push(next);
+        }
+        ControlFlow::Continue(())
+    })?;
+    assert_eq!(led, [granted[0], granted[2]], "of {granted:?}");
+    Ok(())
+}
+
+#[test]
 fn a_leader_that_panics_gives_the_lead_up() -> Result<(), Error> {
     let client = client("panic");
     let election = client.election("a")?;

@@ -58,8 +58,10 @@ impl Runtime {
         let mut running = JoinSet::new();
         running.spawn_on(future(Asks(asks)), &self.handle);
         for ask in asked {
-            // Not wanted any more if the lock was lost meanwhile.
-            drop(ask.answer.send(work(ask.about)));
+            // The lock may be lost, before the work as during it. Lost before, the work is not even begun.
+            if !ask.answer.is_closed() {
+                drop(ask.answer.send(work(ask.about)));
+            }
         }
         let ended = self.block_on(running.join_next())?;
         ended.and_then(Result::ok).ok_or_else(|| {

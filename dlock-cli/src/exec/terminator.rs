@@ -9,6 +9,7 @@ use std::{
     io,
     sync::{
         Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
     thread::{self, JoinHandle},
@@ -22,6 +23,7 @@ pub(super) struct Terminator {
     look: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
     danger: Arc<Notify>,
+    ending: Arc<AtomicBool>,
 }
 
 impl Terminator {
@@ -34,12 +36,14 @@ impl Terminator {
     ) -> io::Result<Self> {
         let (look, looks) = sync_channel(1);
         let danger = Arc::new(Notify::new());
+        let ending = Arc::new(AtomicBool::new(false));
         let work = Work {
             held,
             target,
             grace,
             looks,
             danger: Arc::clone(&danger),
+            ending: Arc::clone(&ending),
         };
         let thread = thread::Builder::new()
             .name("terminator".to_owned())
@@ -48,12 +52,19 @@ impl Terminator {
             look: Some(look),
             thread: Some(thread),
             danger,
+            ending,
         })
     }
 
     /// Resolves once, when the locks are lost or so close to it that the command is being ended.
     pub(super) async fn danger(&self) {
         self.danger.notified().await;
+    }
+
+    /// Whether the command is being ended. True before it gets TERM, of which it may die before
+    /// [`danger`](Self::danger) is seen.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst)
     }
 
     /// Lets the thread look at the locks now.
@@ -79,6 +90,7 @@ struct Work {
     grace: Option<Duration>,
     looks: Receiver<()>,
     danger: Arc<Notify>,
+    ending: Arc<AtomicBool>,
 }
 
 impl Work {
@@ -89,6 +101,7 @@ impl Work {
         let Some(grace) = self.grace else {
             return self.danger.notify_one();
         };
+        self.ending.store(true, SeqCst);
         let rest = kill_after(remaining, self.held.are_over(), grace);
         // A stopped command that TERM continues would run beside the next holder.
         if !rest.is_zero() {

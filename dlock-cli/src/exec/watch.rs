@@ -54,7 +54,9 @@ impl Watch<'_> {
         signals: &mut Signals,
     ) -> Ended {
         let (mut course, mut told, mut looked) = (Course::Safe, false, false);
-        let lost = |course: Course| course != Course::Safe || !self.held.are_held();
+        let lost = |course: Course| {
+            course != Course::Safe || terminator.is_ending() || !self.held.are_held()
+        };
         loop {
             // Asked in each round, so that a change between two signals is never missed.
             match child.change(|| self.kill && lost(course)) {

@@ -90,7 +90,9 @@ impl<'a> Command<'a> {
             (self.args.foreground, self.output.is_json()),
         );
         let child = child.map_err(|error| self.not_started(&error))?;
-        let grace = self.kill.then_some(self.grace);
+        // With a presence the locks last less than their lease. It was renewed just now, or will be in time.
+        let grace = self.grace.min(held.remaining() / 2);
+        let grace = self.kill.then_some(grace);
         let terminator = Terminator::start(Arc::clone(held), child.target().clone(), grace);
         let terminator = terminator.map_err(|error| {
             child.signal(Signal::SIGKILL);

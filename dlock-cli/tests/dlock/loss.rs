@@ -87,6 +87,20 @@ fn what_the_command_left_in_its_group_is_killed_with_it() {
 }
 
 #[test]
+fn what_a_command_that_died_of_term_left_in_its_group_is_killed_too() {
+    let (lock, desk) = (name("early"), Desk::new());
+    let text = format!(
+        "(trap '' TERM; while :; do sleep 0.02; done) & echo $! >'{}'; echo $$ >'{}'; wait",
+        desk.text("grandchild"),
+        desk.text("pid")
+    );
+    let (running, _) = holding(&desk, &lock, &["--max-hold", "2s"], &text);
+    let grandchild = desk.line("grandchild");
+    running.wait().expect(75);
+    until("the grandchild to die", || !is_alive(&grandchild));
+}
+
+#[test]
 fn a_stopped_command_is_ended_too() {
     let (lock, desk) = (name("asleep"), Desk::new());
     let text = format!("echo $$ >'{}'; kill -STOP $$; echo on", desk.text("pid"));
@@ -226,12 +240,14 @@ fn the_lock_is_kept_over_many_leases() {
 }
 
 #[test]
-fn a_short_lease_of_the_url_does_not_end_a_command_that_is_well() {
-    let (lock, desk) = (name("url-lease"), Desk::new());
-    let url = format!("{}?dlock.lease=2s", crate::bed::server().url());
-    let running = start(at(&url, &["exec", &lock, "-c", &obedient(&desk)]));
-    desk.line("pid");
-    ran(&["exec", "-w", "5", &lock, "--", "true"]).expect(1);
-    std::fs::write(desk.path("go"), "").unwrap();
-    running.wait().expect(0);
+fn neither_a_short_lease_of_the_url_nor_a_presence_ends_a_command_that_is_well() {
+    for parameter in ["lease=2s", "presence=1s"] {
+        let (lock, desk) = (name("url-lease"), Desk::new());
+        let url = format!("{}?dlock.{parameter}", crate::bed::server().url());
+        let running = start(at(&url, &["exec", &lock, "-c", &obedient(&desk)]));
+        desk.line("pid");
+        ran(&["exec", "-w", "5", &lock, "--", "true"]).expect(1);
+        std::fs::write(desk.path("go"), "").unwrap();
+        running.wait().expect(0);
+    }
 }

@@ -35,6 +35,10 @@ impl Blocked {
         let mut blocked = heard;
         blocked.add(Number::SIGTTOU); // otherwise taking the terminal back from the background would stop dlock
         blocked.thread_block()?;
+        // A program that reads it from a descriptor leaves it blocked, and then no end of a command is seen.
+        let mut unblocked = SigSet::empty();
+        unblocked.add(Number::SIGCHLD);
+        unblocked.thread_unblock()?;
         Ok(Self(heard))
     }
 }

@@ -1,8 +1,8 @@
 //! The command as a child: signals, groups, ends.
 
 use crate::bed::{
-    Desk, Net, Running, at, dlock, is_alive, is_free, leader, name, program, ran, run, server,
-    start, state, until,
+    DLOCK, Desk, Net, Running, at, beside, dlock, is_alive, is_free, leader, name, program, ran,
+    run, server, start, state, until,
 };
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use nix::sys::signal::Signal;
@@ -135,8 +135,18 @@ fn masks(status: &str) -> Vec<(&str, u64)> {
 }
 
 #[test]
+fn a_parent_that_blocks_the_signal_of_children_does_not_hide_the_end_of_the_command() {
+    let lock = name("blocked");
+    let command = dlock(&["exec", &lock, "--", "sh", "-c", "sleep 0.1; exit 3"]);
+    let mut blocking = beside(&command, "env");
+    blocking.args(["--block-signal=CHLD", DLOCK]);
+    blocking.args(command.get_args().skip(2)); // of `env`
+    start(blocking).wait().expect(3);
+}
+
+#[test]
 fn what_dlock_was_started_to_ignore_stays_ignored() {
-    let (lock, d) = (name("nohup"), crate::bed::DLOCK);
+    let (lock, d) = (name("nohup"), DLOCK);
     ran(&["acquire", &lock]).expect(0);
     let mut shell = program("sh");
     shell.args([

@@ -118,13 +118,16 @@ fn start(cli: Cli, store: &Store, output: &Output) -> io::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
         let signals = match &blocked {
             Some(blocked) => Some(Signals::listen(blocked)?),
             None => None,
         };
         Ok(run(cli, store, signals, output).await)
-    })
+    });
+    // A look-up of a host's address may take a minute, and cannot be cancelled.
+    runtime.shutdown_background();
+    done
 }
 
 async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output) -> Exit {

@@ -66,7 +66,7 @@ async fn look(
         });
         found.times = found.times.saturating_add(1);
         if found.times >= args.misses && now - found.since >= args.delay {
-            free(client, lock, holder, token, output).await?;
+            free(client, lock, token, output).await?;
         } else {
             seen.insert(key, found);
         }
@@ -88,11 +88,18 @@ fn only_holder(lock: &Snapshot) -> Option<(&Holder, FencingToken)> {
 
 async fn free(
     client: &Client,
-    lock: &Snapshot,
-    holder: &Holder,
+    listed: &Snapshot,
     token: FencingToken,
     output: &Output,
 ) -> Result<(), Error> {
+    // The list may be old, for each witness may take a while, and a process may have entered meanwhile: the token stays.
+    let lock = &client.admin().inspect(&listed.name).await?;
+    let Some((holder, now)) = only_holder(lock) else {
+        return Ok(());
+    };
+    if now != token || only_holder(listed).is_none_or(|(before, _)| before.info != holder.info) {
+        return Ok(());
+    }
     let broken = client.admin().break_lock(&lock.name, Some(token)).await?;
     if let Broken::Freed { .. } = broken {
         let (name, process) = (&lock.name, process(&holder.info));

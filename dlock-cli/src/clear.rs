@@ -26,12 +26,18 @@ pub(crate) fn in_the_clear(url: &str) -> Option<InTheClear> {
 
 /// The stores of a quorum, or the one store.
 pub(crate) fn stores(url: &str) -> impl Iterator<Item = &str> {
-    let quorum = url.strip_prefix("quorum:");
+    let quorum = of_quorum(url);
     let one = quorum.is_none().then_some(url);
     quorum
         .unwrap_or_default()
         .split_ascii_whitespace()
         .chain(one)
+}
+
+/// The URLs of a quorum's stores.
+pub(crate) fn of_quorum(url: &str) -> Option<&str> {
+    let (scheme, stores) = url.split_once(':')?;
+    scheme.eq_ignore_ascii_case("quorum").then_some(stores)
 }
 
 fn one_in_the_clear(url: &str) -> Option<InTheClear> {
@@ -140,6 +146,8 @@ mod tests {
     fn passwords_are_noticed() {
         let quorum = "quorum:redis://a redis://:secret@host.example/ redis://c";
         assert!(has_password(quorum) && in_the_clear(quorum).is_some());
+        let quorum = quorum.replace("quorum", "QUORUM");
+        assert!(has_password(&quorum) && in_the_clear(&quorum).is_some());
         assert!(!has_password("quorum:redis://a redis://b redis://c"));
         assert!(has_password("redis://:secret@host/"));
         assert!(has_password("mysql://u:p%40@h:1/d"));

@@ -2,7 +2,7 @@
 
 use crate::{
     args::{Cli, Command, Doctor, Exec, Lead, Release, Renew},
-    clear::{has_password, in_the_clear, stores},
+    clear::{has_password, in_the_clear, of_quorum, stores},
     output::Output,
     secret::{self, is_stdin},
 };
@@ -166,7 +166,7 @@ impl OptionalStore {
 
 /// Refuses a store that no other process shares, because every process would get every lock.
 fn is_usable(url: &str, is_default: bool) -> Result<(), String> {
-    if url.starts_with("quorum:") {
+    if of_quorum(url).is_some() {
         return stores(url).try_for_each(|store| is_usable(store, is_default));
     }
     let (place, _) = url.split_once('?').unwrap_or((url, ""));

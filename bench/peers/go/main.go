@@ -30,6 +30,24 @@ type library struct {
 	open   func(client redis.UniversalClient, lease time.Duration) func(name string) lock
 }
 
+// ofRedsync asks for a held lock after these pauses.
+func ofRedsync(pauses ...redsync.Option) library {
+	return library{"github.com/go-redsync/redsync/v4", func(client redis.UniversalClient, lease time.Duration) func(string) lock {
+		sync := redsync.New(goredis.NewPool(client))
+		return func(name string) lock {
+			return func() (func() error, error) {
+				// More than its 32 tries.
+				options := append([]redsync.Option{redsync.WithExpiry(lease), redsync.WithTries(1_000_000)}, pauses...)
+				mutex := sync.NewMutex("redsync:"+name, options...)
+				if err := mutex.Lock(); err != nil {
+					return nil, err
+				}
+				return func() error { _, err := mutex.Unlock(); return err }, nil
+			}
+		}
+	}}
+}
+
 var ctx = context.Background()
 
 var libraries = map[string]library{
@@ -49,19 +67,8 @@ var libraries = map[string]library{
 			}
 		}
 	}},
-	// Its default pause of 50 to 250 ms, but more than its 32 tries.
-	"redsync": {"github.com/go-redsync/redsync/v4", func(client redis.UniversalClient, lease time.Duration) func(string) lock {
-		sync := redsync.New(goredis.NewPool(client))
-		return func(name string) lock {
-			return func() (func() error, error) {
-				mutex := sync.NewMutex("redsync:"+name, redsync.WithExpiry(lease), redsync.WithTries(1_000_000))
-				if err := mutex.Lock(); err != nil {
-					return nil, err
-				}
-				return func() error { _, err := mutex.Unlock(); return err }, nil
-			}
-		}
-	}},
+	"redsync":        ofRedsync(), // its default: 50 to 250 ms
+	"redsync, 10 ms": ofRedsync(redsync.WithRetryDelay(10 * time.Millisecond)),
 }
 
 type answer map[string]any

@@ -118,7 +118,7 @@ public class Peer {
                 return contend(Integer.parseInt(words[1]), Long.parseLong(words[2]) * 1_000_000);
             case "keep": {
                 if (kind.startsWith("ShedLock")) {
-                    throw new No("renewal");
+                    throw new No("renewal of a lease below 30 s");
                 }
                 for (int at = 0; at < Integer.parseInt(words[1]); at++) {
                     kept.add(client(0).lock("exclusive", "kept:" + at, 1).acquire());
@@ -321,6 +321,9 @@ public class Peer {
         RedissonClient client = Redisson.create(config);
         return (sort, name, of) -> {
             String key = kind + ":" + name;
+            if (!sort.equals("exclusive") && !kind.endsWith("RLock")) {
+                throw new No("readers and permits of its own: they are RLock's");
+            }
             if (sort.equals("permit")) {
                 RPermitExpirableSemaphore semaphore = client.getPermitExpirableSemaphore(key);
                 semaphore.trySetPermits(of);

@@ -12,7 +12,7 @@ use crate::{
 };
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime},
 };
 
@@ -84,7 +84,11 @@ pub(super) fn all(effort: &Effort) -> Vec<Case> {
             format!("contend-{waiters}"),
             work,
             effort.repetitions,
-            effort.contend,
+            if waiters == 64 {
+                effort.crowd
+            } else {
+                effort.contend
+            },
         );
     }
     for locks in effort.keep {
@@ -146,9 +150,11 @@ impl Case {
         let command = match &self.work {
             Kind::Cycle { which, tasks } => format!("cycle {which} {tasks} {millis}"),
             Kind::Contend { waiters } => format!("contend {waiters} {millis}"),
-            // In a new process, since the case before these wants one.
-            Kind::Names { .. } => format!("cycle task 128 {millis}"),
-            Kind::Keep { .. } | Kind::Wait { .. } | Kind::Recover => return Ok(()),
+            // In a new process, since these or the case before them want one.
+            Kind::Names { .. } | Kind::Keep { .. } | Kind::Wait { .. } => {
+                format!("cycle task 128 {millis}")
+            }
+            Kind::Recover => return Ok(()),
         };
         process.ask(&command, time).await?;
         Ok(())
@@ -331,6 +337,17 @@ impl Turns {
         let window = from.as_nanos()..to.as_nanos();
         let mut sample = Sample::default();
         let (mut latencies, mut longest) = (Vec::new(), 0);
+        // A wait that outlasts the time counts for what is seen of it; who never got the lock has waited all the time.
+        let (end, mut served) = (to.as_nanos() as u64, BTreeSet::new());
+        for turn in &self.0 {
+            served.insert(turn.client);
+            if u128::from(turn.got) >= window.start && turn.asked < end {
+                longest = longest.max(turn.got.min(end).saturating_sub(turn.asked));
+            }
+        }
+        if served.len() < clients {
+            longest = end;
+        }
         let (mut violations, mut turns) = (0.0, BTreeMap::<u64, f64>::new());
         for pair in self.0.windows(2) {
             let (before, after) = (pair[0], pair[1]);
@@ -341,7 +358,6 @@ impl Turns {
             }
             if window.contains(&u128::from(after.got)) {
                 *turns.entry(after.client).or_default() += 1.0;
-                longest = longest.max(after.got.saturating_sub(after.asked));
             }
         }
         latencies.sort_unstable();

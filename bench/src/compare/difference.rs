@@ -77,6 +77,23 @@ pub(super) fn between(before: &Results, after: &Results) -> String {
     if count == 0 {
         text += "nothing exceeds the noise\n";
     }
+    for (one, other, when) in [(before, after, "before"), (after, before, "after")] {
+        let only = one.rows.iter().filter(|row| {
+            let (store, case, contestant) = (&row.store, &row.case, &row.contestant);
+            let same = other.row(store, case, contestant);
+            row.missing.is_none() && same.is_none_or(|same| same.missing.is_some())
+        });
+        let only: Vec<String> = only
+            .map(|row| format!("{} {} {}", row.store, row.case, row.contestant))
+            .collect();
+        if !only.is_empty() {
+            let _written = writeln!(text, "measured {when} only: {}", only.join("; "));
+        }
+    }
+    let modes = [before, after].map(|run| run.run.get("mode"));
+    if modes[0] != modes[1] {
+        text += "the runs are of different modes: lengths and sizes of the cases differ\n";
+    }
     text
 }
 

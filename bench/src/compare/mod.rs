@@ -68,6 +68,8 @@ pub(crate) struct Arguments {
 struct Effort {
     cycle: Duration,
     contend: Duration,
+    /// With 64 waiting clients: each should have its turn.
+    crowd: Duration,
     repetitions: usize,
     kills: usize,
     keep: &'static [usize],
@@ -85,6 +87,7 @@ struct Effort {
 const QUICK: Effort = Effort {
     cycle: Duration::from_millis(200),
     contend: Duration::from_millis(600),
+    crowd: Duration::from_millis(1_000),
     repetitions: 2,
     kills: 2,
     keep: &[1_000],
@@ -98,19 +101,21 @@ const QUICK: Effort = Effort {
 const STANDARD: Effort = Effort {
     cycle: Duration::from_millis(500),
     contend: Duration::from_millis(2_000),
-    repetitions: 5,
+    crowd: Duration::from_millis(6_000),
+    repetitions: 3,
     kills: 5,
     keep: &[1_000, 10_000],
     settle: Duration::from_secs(4),
-    watch: Duration::from_secs(8),
+    watch: Duration::from_secs(12),
     names: &[1_000, 10_000],
     waiters: 1_000,
-    warm_up: [1.0, 0.5],
+    warm_up: [1.6, 1.0],
     limit: None,
 };
 const FULL: Effort = Effort {
     cycle: Duration::from_millis(1_000),
     contend: Duration::from_millis(5_000),
+    crowd: Duration::from_millis(15_000),
     repetitions: 10,
     kills: 20,
     keep: &[1_000, 10_000, 100_000],
@@ -120,6 +125,7 @@ const FULL: Effort = Effort {
 const SMOKE: Effort = Effort {
     cycle: Duration::from_millis(20),
     contend: Duration::from_millis(100),
+    crowd: Duration::from_millis(100),
     repetitions: 1,
     kills: 1,
     keep: &[20],

@@ -127,6 +127,12 @@ pub(super) const CONTESTANTS: &[Contestant] = &[
     peer("redis", "rslock", RSLOCK, "queue, token, renewal, re-entry"),
     peer("redis", "redislock", GO, "queue, token, renewal, re-entry"),
     peer("redis", "redsync", GO, "queue, token, renewal, re-entry"),
+    peer(
+        "redis",
+        "redsync, 10 ms",
+        GO,
+        "queue, token, renewal, re-entry; asks every 10 ms instead of 50 to 250",
+    ),
     peer("redis", "Redisson RLock", JAVA, "queue, token"),
     peer("redis", "Redisson RFairLock", JAVA, "token"),
     peer("redis", "Redisson RFencedLock", JAVA, "queue"),

@@ -306,6 +306,11 @@ impl Results {
             let reasons: Vec<String> = reasons.collect();
             text += &format!("* {contestant}: {}\n", reasons.join("; "));
         }
+        for (of, note) in UNCOUNTED {
+            if of == store {
+                text += note;
+            }
+        }
         if !noisy.is_empty() {
             let noisy: Vec<&str> = noisy.into_iter().collect();
             text += &format!("* other programs ran beside: {}\n", noisy.join(", "));
@@ -322,6 +327,17 @@ fn texts(object: &serde_json::Map<String, Value>) -> BTreeMap<String, String> {
     texts.collect()
 }
 
+/// Why a store has no number in some columns.
+const UNCOUNTED: [(&str, &str); 2] = [
+    (
+        "postgres",
+        "* commands: the server counts statements with an extension only\n",
+    ),
+    (
+        "sqlite",
+        "* no server: its CPU, memory and commands are the client's\n",
+    ),
+];
 const NO_HAND_OFF: &str = "no waiting client got the lock from another in the time";
 /// A column's head, its case and its number.
 type Column = (&'static str, &'static str, &'static str);
@@ -357,6 +373,7 @@ const TABLES: [(&str, &str, &[Column]); 3] = [
             ("commands", "contend-64", "commands"),
             ("client CPU µs", "contend-64", "client µs"),
             ("server CPU µs", "contend-64", "server µs"),
+            ("hand-offs", "contend-64", "hand-offs"),
             ("longest wait ms", "contend-64", "longest wait ms"),
             ("Jain", "contend-64", "Jain"),
             ("violations", "contend-64", "violations"),

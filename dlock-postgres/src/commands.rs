@@ -147,6 +147,11 @@ impl Values {
     }
 
     /// The last moment for the statement.
+    /// Bounds the wait for a locked row.
+    pub(crate) fn wait_at_most(&mut self, ms: u64) {
+        self.lock_ms = self.lock_ms.min(ms);
+    }
+
     fn last(&mut self) -> String {
         self.number(self.last)
     }
@@ -371,7 +376,7 @@ pub(crate) fn extend(
     values: &mut Values,
 ) -> String {
     if !skips {
-        values.lock_ms = values.lock_ms.min(MOMENT_MS);
+        values.wait_at_most(MOMENT_MS);
     }
     let asked = batch.iter();
     let asked = asked.map(|(entry, lease)| (&entry.name, entry.owner, entry.hold, span(*lease)));

@@ -103,6 +103,10 @@ impl Table {
             Class::Acquire | Class::Work => ACQUIRE,
         };
         let replacing = self.server.ask(what, call, |values| {
+            if let Class::Renewal = call.class {
+                // Rows that others have locked must not use up the connections of the renewals. The core asks again.
+                values.wait_at_most(RENEWAL_MS);
+            }
             commands::replace(&self.server.table, write, values)
         });
         Ok(match replacing.await?.is_empty() {
@@ -111,6 +115,9 @@ impl Table {
         })
     }
 }
+
+/// How long a renewal waits for a locked row, in milliseconds.
+const RENEWAL_MS: u64 = 50;
 
 #[async_trait]
 impl RecordStore for Table {

@@ -144,7 +144,8 @@ impl<S: RecordStore> RecordDriver<S> {
         bound: Bound,
         decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
     ) -> Result<Option<A>> {
-        let read = self.store.read(std::slice::from_ref(name), call).await?;
+        let read = self.store.read(std::slice::from_ref(name), call).await;
+        let read = read.map_err(|error| error.with_effect(Effect::None))?;
         self.attempt_on(read, name, call, bound, decide).await
     }
 
@@ -277,7 +278,8 @@ impl<S: RecordStore> RecordDriver<S> {
         decide: impl Fn(Stored, StoreTime) -> Result<Decision<Acquired>> + Send + Sync,
     ) -> Result<Option<Acquired>> {
         let (name, bound) = (&req.name, Bound::GiveUp);
-        if let Some(read) = self.store.glance(name, call).await? {
+        let glance = self.store.glance(name, call).await;
+        if let Some(read) = glance.map_err(|error| error.with_effect(Effect::None))? {
             if self.clock.now() >= call.give_up {
                 return Err(late());
             }
@@ -325,7 +327,8 @@ impl<S: RecordStore> RecordDriver<S> {
         Ok(answers.collect())
     }
 
-    /// A batch of renewals in two steps; entries that lost a race go on one by one.
+    /// A batch of renewals in two steps. An entry that lost a race is tried once more, and then left to the core, which
+    /// repeats it: the others wait for their answers.
     async fn renew_all(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
         if batch.is_empty() {
             return Ok(Vec::new());
@@ -384,10 +387,10 @@ impl<S: RecordStore> RecordDriver<S> {
                     let decide = |stored: Stored, time: StoreTime| -> Result<_> {
                         Ok(stored.record()?.renew(entry, time))
                     };
-                    let renewed = self.settled(&entry.name, give_up, || {
-                        self.attempt(&entry.name, call, Bound::GiveUp, decide)
-                    });
-                    answers[at] = renewed.await;
+                    let renewed = self.attempt(&entry.name, call, Bound::GiveUp, decide);
+                    answers[at] = renewed
+                        .await
+                        .and_then(|renewed| renewed.ok_or_else(contended));
                 }
                 Ok(Written::Failed(error)) | Err(error) => answers[at] = Err(error),
             }

@@ -273,18 +273,18 @@ const BARS: f64 = 190.0;
 const BARS_END: f64 = 540.0;
 /// Between two names.
 const LABEL: f64 = 19.0;
-const STYLES: usize = 9;
-const DASHES: [&str; 9] = [
-    "none", "8 4", "2 3", "10 3 2 3", "5 5", "none", "8 4", "2 3", "10 3 2 3",
+const STYLES: usize = 10;
+const DASHES: [&str; 10] = [
+    "none", "8 4", "2 3", "10 3 2 3", "5 5", "none", "8 4", "2 3", "10 3 2 3", "5 5",
 ];
 /// After Okabe and Ito, whose colours differ for colour-blind readers, too; lighter on dark paper.
 const STYLE: &str = "text{font:15px system-ui,sans-serif;fill:#1c2024}.title{font-weight:600;font-size:17px}.small{font-size:14px;fill:#545b64}\
 .paper{fill:#fff}.grid{stroke:#d9dde2;fill:none}.line{fill:none;stroke-linejoin:round}.lead{stroke:#9aa3ad;stroke-width:.7;fill:none}.range{stroke:#1c2024;fill:none;stroke-width:1.5}\
 .s0{stroke:#0072b2}.b0,.t0{fill:#0072b2}.t0{font-weight:700}.s1{stroke:#d55e00}.b1{fill:#d55e00}.s2{stroke:#009e73}.b2{fill:#009e73}.s3{stroke:#b5588f}.b3{fill:#b5588f}\
-.s4{stroke:#c98500}.b4{fill:#c98500}.s5{stroke:#3a9fd8}.b5{fill:#3a9fd8}.s6{stroke:#555}.b6{fill:#555}.s7{stroke:#7d6ac2}.b7{fill:#7d6ac2}.s8{stroke:#857400}.b8{fill:#857400}\
+.s4{stroke:#c98500}.b4{fill:#c98500}.s5{stroke:#3a9fd8}.b5{fill:#3a9fd8}.s6{stroke:#555}.b6{fill:#555}.s7{stroke:#7d6ac2}.b7{fill:#7d6ac2}.s8{stroke:#857400}.b8{fill:#857400}.s9{stroke:#8c4a1f}.b9{fill:#8c4a1f}\
 @media(prefers-color-scheme:dark){text{fill:#e8eaed}.small{fill:#a9b1ba}.paper{fill:#16191d}.grid{stroke:#333a42}.range{stroke:#e8eaed}\
 .s0{stroke:#56b4e9}.b0,.t0{fill:#56b4e9}.s1{stroke:#ff8a4c}.b1{fill:#ff8a4c}.s2{stroke:#35d0a5}.b2{fill:#35d0a5}.s3{stroke:#e9a5cb}.b3{fill:#e9a5cb}\
-.s4{stroke:#f5c04e}.b4{fill:#f5c04e}.s5{stroke:#a8dcff}.b5{fill:#a8dcff}.s6{stroke:#bbb}.b6{fill:#bbb}.s7{stroke:#b9a9f5}.b7{fill:#b9a9f5}.s8{stroke:#f0e442}.b8{fill:#f0e442}}";
+.s4{stroke:#f5c04e}.b4{fill:#f5c04e}.s5{stroke:#a8dcff}.b5{fill:#a8dcff}.s6{stroke:#bbb}.b6{fill:#bbb}.s7{stroke:#b9a9f5}.b7{fill:#b9a9f5}.s8{stroke:#f0e442}.b8{fill:#f0e442}.s9{stroke:#d3a27a}.b9{fill:#d3a27a}}";
 
 #[cfg(test)]
 mod tests {

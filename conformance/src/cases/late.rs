@@ -16,6 +16,7 @@ cases! {
     [Clause::Late bullet("`late`: executed after `give_up + late`: nothing is taken")]
     an_acquire_past_its_end_takes_nothing;
     a_reentry_past_its_end_takes_nothing;
+    a_sharer_past_its_end_takes_nothing needs(Shares);
     an_acquire_past_its_end_is_not_queued needs(Queue);
     an_acquire_held_back_past_its_end_takes_nothing needs(Network);
     an_acquire_that_lay_in_a_stopped_server_takes_nothing needs(Server);
@@ -38,6 +39,22 @@ async fn a_reentry_past_its_end_takes_nothing(ctx: Ctx) -> Result {
     granted_nothing(driver.acquire(&ask).await.ok())?;
     driver.sees_holds(&name, 1).await?;
     driver.frees(&hold).await
+}
+
+async fn a_sharer_past_its_end_takes_nothing(ctx: Ctx) -> Result {
+    let ([driver, other], name) = ctx.test_drivers().await?;
+    for share in [ctx.ask(&name).shared(), ctx.ask(&name).permit(3)] {
+        let ask = share.again().until(past(&driver));
+        granted_nothing(driver.acquire(&ask).await.ok())?;
+        other.sees_free(&name).await?;
+        // Nor beside another.
+        let hold = other.take(&share).await?;
+        let ask = share.again().until(past(&driver));
+        granted_nothing(driver.acquire(&ask).await.ok())?;
+        other.sees_holds(&name, 1).await?;
+        other.frees(&hold).await?;
+    }
+    Ok(())
 }
 
 async fn an_acquire_past_its_end_is_not_queued(ctx: Ctx) -> Result {

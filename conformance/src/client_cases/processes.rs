@@ -30,6 +30,8 @@ cases! {
     a_stopped_process_with_a_presence_says_lost_before_its_next_write needs(Processes, Detached);
     [Clause::Share]
     permits_of_killed_processes_come_back_and_are_never_too_many needs(Processes, Shares);
+    a_killed_reader_keeps_a_writer_out_for_its_lease_at_most needs(Processes, Shares);
+    a_stopped_reader_says_lost_before_its_next_write needs(Processes, Shares);
 }
 
 async fn processes_never_lose_a_count(ctx: Ctx) -> Result {
@@ -71,7 +73,7 @@ async fn a_pass_enters_from_another_process(ctx: Ctx) -> Result {
 async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
-    let worker = writer(&ctx, &name, &path).await?;
+    let worker = inside(&ctx, "client_write", &name, &path).await?;
     worker.stop()?;
     let next = client.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     let reason = LossReason::Deadline;
@@ -102,9 +104,14 @@ async fn writes_nothing_once_lost(
 }
 
 async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result {
-    let ([client], name) = TestClient::several(&ctx).await?;
+    freed_by_its_death(&ctx, "client_write").await
+}
+
+/// A process is killed, and what it held is free within its lease.
+async fn freed_by_its_death(ctx: &Ctx, job: &str) -> Result {
+    let ([client], name) = TestClient::several(ctx).await?;
     let (_folder, path) = file()?;
-    let mut worker = writer(&ctx, &name, &path).await?;
+    let mut worker = inside(ctx, job, &name, &path).await?;
     ctx.time_passes(ctx.kept()).await; // its lease is renewed
     client.refused(&name).await?;
     worker.kill_9().await?;
@@ -113,7 +120,7 @@ async fn a_killed_process_frees_what_it_kept_within_a_lease(ctx: Ctx) -> Result 
     let after = ctx.now().since(killed);
     let bound = ctx.kept() + ctx.short() / 3 + ctx.slack();
     in_time(after <= bound, format!("it was free after {after:?}"))?;
-    frees(&ctx, next).await
+    frees(ctx, next).await
 }
 
 async fn a_killed_process_with_a_presence_frees_its_locks_within_it(ctx: Ctx) -> Result {
@@ -214,6 +221,25 @@ async fn permits_of_killed_processes_come_back_and_are_never_too_many(ctx: Ctx) 
     same("one permit more", more.is_some(), false)
 }
 
+async fn a_killed_reader_keeps_a_writer_out_for_its_lease_at_most(ctx: Ctx) -> Result {
+    freed_by_its_death(&ctx, "client_read").await
+}
+
+async fn a_stopped_reader_says_lost_before_its_next_write(ctx: Ctx) -> Result {
+    let ([client], name) = TestClient::several(&ctx).await?;
+    let (_folder, path) = file()?;
+    let worker = inside(&ctx, "client_read", &name, &path).await?;
+    let beside = client.inner.rw_lock(&name)?.read();
+    let beside = client.take(&beside).await?;
+    worker.stop()?;
+    ctx.time_passes(ctx.kept()).await;
+    stays_held(&ctx, &beside).await?;
+    beside.release().await?; // the last one, or with the stopped one
+    let next = client.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
+    let reason = LossReason::Deadline;
+    writes_nothing_once_lost(&ctx, worker, reason, next, &path).await
+}
+
 const PERMITS: u32 = 3;
 
 /// A file that a lock protects, and the folder that it ends with.
@@ -231,9 +257,9 @@ fn append(path: &str, line: &str) -> Result {
     Ok(writeln!(file, "{line}")?)
 }
 
-/// A process that holds the lock and has written once.
-async fn writer(ctx: &Ctx, name: &LockName, path: &str) -> Result<Worker> {
-    let mut worker = spawn(ctx, "client_write", name, &[("path", path)])?;
+/// A process that holds the lock, alone or as a reader, and has written once.
+async fn inside(ctx: &Ctx, job: &str, name: &LockName, path: &str) -> Result<Worker> {
+    let mut worker = spawn(ctx, job, name, &[("path", path)])?;
     worker.send("write").await?;
     worker.expect("wrote", ctx.answer()).await?;
     Ok(worker)
@@ -275,6 +301,10 @@ async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
         "client_count" => count(job, &lock).await,
         "client_join" => join(job, &lock).await,
         "client_write" => write(job, &lock).await,
+        "client_read" => {
+            let reader = client.rw_lock(lock.name())?.read();
+            write(job, &reader.lease(Lease::renewed(lease))).await
+        }
         "client_wait" => wait(&gate, &lock).await,
         "client_permit" | "client_permits" => {
             let permit = client.semaphore(lock.name(), PERMITS)?;

@@ -62,6 +62,15 @@ impl Counts {
             samples("dlock_acquire_seconds")?,
             acquired,
         )?;
+        let mut held = 0;
+        for end in ["released", "lost", "detached"] {
+            held += samples(&format!("dlock_held_seconds {end}"))?;
+        }
+        // A hold that was attached was acquired by another client.
+        ensure(
+            acquired <= held,
+            format!("{acquired} acquires, and {held} holds that ended"),
+        )?;
         let lost = read.counters.iter();
         let lost = lost.filter(|(name, _)| name.starts_with("dlock_lost_total "));
         let lost = lost.map(|(_, count)| count).sum();
@@ -125,6 +134,7 @@ mod tests {
             gauge!("dlock_holds", "class" => "c").increment(1.0);
             acquired().increment(1);
             histogram!("dlock_acquire_seconds").record(0.1);
+            histogram!("dlock_held_seconds", "end" => "released").record(0.1);
         });
         assert!(!counts.are_at_rest());
         counts.count(|| gauge!("dlock_holds", "class" => "c").decrement(1.0));
@@ -137,6 +147,14 @@ mod tests {
         counts.count(|| acquired().increment(1));
         assert!(counts.agree("case.1").is_err(), "a grant counted twice");
         counts.count(|| histogram!("dlock_acquire_seconds").record(0.1));
+        assert!(counts.agree("case.1").is_ok(), "{counts}");
+        counts.count(|| {
+            acquired().increment(1);
+            histogram!("dlock_acquire_seconds").record(0.1);
+        });
+        assert!(counts.agree("case.1").is_err(), "a grant without a hold");
+        counts.count(|| histogram!("dlock_held_seconds", "end" => "detached").record(0.1));
+        assert!(counts.agree("case.1").is_ok(), "{counts}");
         counts.count(|| counter!("dlock_acquire_total", "class" => "case.1.7").increment(1));
         assert!(counts.agree("case.1").is_err(), "a name in a label");
     }

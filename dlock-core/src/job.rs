@@ -6,7 +6,7 @@
 use crate::{
     client::Client,
     election::{Led, Term},
-    engine::Engine,
+    engine::{Engine, metrics::JobEnd},
     error::{Error, LossReason},
     guard::Guard,
     lease::{Lease, MAX_LEASE},
@@ -354,6 +354,13 @@ impl Job {
 
     fn report(&self, report: &JobReport) {
         let (job, backend) = (self.name(), self.engine.caps.backend);
+        self.engine.classes.store.job(match report {
+            JobReport::Ran => JobEnd::Ran,
+            JobReport::Skipped => JobEnd::Skipped,
+            JobReport::Failed(_) => JobEnd::Failed,
+            JobReport::Lost(_) => JobEnd::Lost,
+            JobReport::Unavailable(_) => JobEnd::Unavailable,
+        });
         match report {
             JobReport::Ran | JobReport::Skipped => {
                 tracing::debug!(target: "dlock::job", lock = %job, backend, ?report, "tick");

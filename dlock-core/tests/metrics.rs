@@ -134,6 +134,35 @@ async fn every_acquire_is_counted_once_with_its_outcome() -> Result<(), Error> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn every_tick_of_a_job_is_counted_on_each_replica() -> Result<(), Error> {
+    let bench = Bench::new();
+    let ((client, _), (other, faults)) = (bench.client(), bench.client());
+    for (client, fails) in [(&client, false), (&other, true)] {
+        let job = client.job("report")?.every(60 * SECOND);
+        tokio::spawn(job.run(move |_term| async move {
+            match fails {
+                true => Err("it fails"),
+                false => Ok(()),
+            }
+        }));
+    }
+    time::sleep((3 * 60 + 30) * SECOND).await;
+    faults.always_all(Fault::ErrorBefore);
+    time::sleep(2 * 60 * SECOND).await;
+
+    let counts = bench.counts();
+    let ticks = counts.under("dlock_job_total memory ");
+    let all: f64 = ticks.iter().map(|(_, count)| count).sum();
+    let of = |outcome| ticks.iter().find(|(name, _)| *name == outcome);
+    assert!((all - 10.0).abs() < 0.1, "{ticks:?}");
+    assert_eq!(of("unavailable"), Some(&("unavailable", 2.0)));
+    let [ran, failed] =
+        ["ran", "failed"].map(|outcome| of(outcome).map_or(0.0, |(_, count)| *count));
+    assert!((ran + failed - 5.0).abs() < 0.1, "{ticks:?}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn every_hold_is_counted_once_with_its_end() -> Result<(), Error> {
     let bench = Bench::new();
     let (client, faults) = bench.client();

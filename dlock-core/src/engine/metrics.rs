@@ -11,7 +11,10 @@ use crate::{
 use std::time::Duration;
 #[cfg(feature = "metrics")]
 use {
-    metrics::{Counter, Gauge, Histogram, counter, gauge, histogram},
+    metrics::{
+        Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge,
+        describe_histogram, gauge, histogram,
+    },
     std::{
         collections::HashMap,
         fmt,
@@ -68,6 +71,16 @@ pub(crate) enum ReleaseEnd {
 pub(crate) enum CleanupEnd {
     Confirmed,
     Left,
+}
+
+/// What became of a tick of a job, in the order of [`JOB`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum JobEnd {
+    Ran,
+    Skipped,
+    Failed,
+    Lost,
+    Unavailable,
 }
 
 /// A request of the engine to its driver, in the order of [`REQUEST`].
@@ -140,7 +153,7 @@ impl Drop for CountedAcquire {
 mod off {
     use super::{
         AcquireOutcome, Answered, Class, CleanupEnd, Clock, DriverError, Duration, HoldEnd,
-        Instant, Op, ReleaseEnd, StoreMetrics,
+        Instant, JobEnd, Op, ReleaseEnd, StoreMetrics,
     };
 
     impl Class {
@@ -158,6 +171,7 @@ mod off {
     impl StoreMetrics {
         pub(crate) fn cleanup_begun(&self) {}
         pub(crate) fn cleanup_ended(&self, _: CleanupEnd) {}
+        pub(crate) fn job(&self, _: JobEnd) {}
         pub(crate) fn request(&self, _: Op, _: Answered, _: Duration) {}
         pub(crate) fn request_ends<T>(
             &self,
@@ -352,6 +366,9 @@ impl Class {
 const CLEANUP: [&str; 2] = ["confirmed", "left"];
 
 #[cfg(feature = "metrics")]
+const JOB: [&str; 5] = ["ran", "skipped", "failed", "lost", "unavailable"];
+
+#[cfg(feature = "metrics")]
 const REQUEST: [&str; 3] = ["acquire", "renew", "release"];
 
 #[cfg(feature = "metrics")]
@@ -361,6 +378,7 @@ const EFFECT: [&str; 3] = ["ok", "none", "unknown"];
 struct StoreInstruments {
     cleanups: Gauge,
     cleanup: [Counter; CLEANUP.len()],
+    jobs: [Counter; JOB.len()],
     requests: [[Histogram; EFFECT.len()]; REQUEST.len()],
 }
 
@@ -377,9 +395,14 @@ impl StoreMetrics {
             let labels = [("backend", backend), ("outcome", outcome)];
             counter!("dlock_cleanup_total", &labels)
         };
+        let job = |outcome| {
+            let labels = [("backend", backend), ("outcome", outcome)];
+            counter!("dlock_job_total", &labels)
+        };
         Self(StoreInstruments {
             cleanups: gauge!("dlock_cleanups", "backend" => backend),
             cleanup: CLEANUP.map(cleanup),
+            jobs: JOB.map(job),
             requests: REQUEST.map(request),
         })
     }
@@ -391,6 +414,10 @@ impl StoreMetrics {
     pub(crate) fn cleanup_ended(&self, end: CleanupEnd) {
         self.0.cleanups.decrement(1.0);
         self.0.cleanup[end as usize].increment(1);
+    }
+
+    pub(crate) fn job(&self, end: JobEnd) {
+        self.0.jobs[end as usize].increment(1);
     }
 
     /// A request was answered, or given up, after it took so long.
@@ -415,6 +442,55 @@ impl StoreMetrics {
     }
 }
 
+/// What exporters show beside the numbers: as `docs/telemetry.md` has it.
+#[cfg(feature = "metrics")]
+fn describe() {
+    let counters = [
+        ("dlock_acquire_total", "Acquires that ended"),
+        (
+            "dlock_renew_total",
+            "Renewals, and those that failed or were overdue",
+        ),
+        (
+            "dlock_lost_total",
+            "Locks that were lost while they were held",
+        ),
+        ("dlock_release_total", "Releases"),
+        ("dlock_cleanup_total", "Background releases that ended"),
+        ("dlock_job_total", "Ticks of jobs on this replica"),
+    ];
+    for (name, what) in counters {
+        describe_counter!(name, Unit::Count, what);
+    }
+    let gauges = [
+        ("dlock_waiting", "Tasks that wait for a lock"),
+        ("dlock_holds", "Holds now"),
+        ("dlock_cleanups", "Background releases in progress"),
+    ];
+    for (name, what) in gauges {
+        describe_gauge!(name, Unit::Count, what);
+    }
+    let times = [
+        ("dlock_acquire_seconds", "From the call to the grant"),
+        (
+            "dlock_wait_seconds",
+            "How long tasks waited, whatever the outcome",
+        ),
+        ("dlock_held_seconds", "How long holds lasted"),
+        (
+            "dlock_request_seconds",
+            "Requests to the store, until answered or given up",
+        ),
+    ];
+    for (name, what) in times {
+        describe_histogram!(name, Unit::Seconds, what);
+    }
+    describe_histogram!(
+        "dlock_renew_slack_ratio",
+        "The part of the lease that was left when a renewal was answered"
+    );
+}
+
 /// The most classes of a client: one word for each kind of lock. Any further one counts as unnamed.
 #[cfg(feature = "metrics")]
 const MOST_CLASSES: usize = 100;
@@ -433,6 +509,7 @@ pub(crate) struct Classes {
 impl Classes {
     #[cfg(feature = "metrics")]
     pub(crate) fn new(backend: &'static str) -> Self {
+        describe();
         Self {
             unnamed: Class::new(backend, ""),
             store: StoreMetrics::new(backend),

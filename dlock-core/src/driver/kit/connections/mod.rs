@@ -30,7 +30,11 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, Semaphore, SemaphorePermit},
+    task::JoinSet,
+};
 
 /// All connections of a driver.
 ///
@@ -92,6 +96,8 @@ pub struct Connections<D: Dialer> {
     work: List<D>,
     renewals: List<D>,
     closed: AtomicBool,
+    /// That of the client. A connection lives in the runtime that opened it, and a caller's may end before.
+    runtime: Handle,
 }
 
 /// The current run of failed attempts to connect, shared by all tasks.
@@ -157,7 +163,7 @@ impl<D: Dialer> List<D> {
 
 impl<D: Dialer> Connections<D> {
     /// An empty list. `most`: how many requests that are no renewals may have a connection at the same time.
-    /// `within`: how long one attempt to connect may take.
+    /// `within`: how long one attempt to connect may take. The runtime of this call opens the connections.
     #[must_use]
     pub fn new(dialer: D, most: usize, within: Duration) -> Self {
         Self {
@@ -169,6 +175,7 @@ impl<D: Dialer> Connections<D> {
             work: List::new(most),
             renewals: List::new(RENEWALS),
             closed: AtomicBool::new(false),
+            runtime: Handle::current(),
         }
     }
 
@@ -303,7 +310,16 @@ impl<D: Dialer> Connections<D> {
 
     async fn dial(&self) -> Result<Link<D>> {
         let age = self.age.load(Ordering::Relaxed);
-        let dialled = tokio::time::timeout(self.within, self.dialer.dial()).await;
+        let dialer = Arc::clone(&self.dialer);
+        let mut dialling = JoinSet::new(); // dropped, it ends the attempt
+        dialling.spawn_on(async move { dialer.dial().await }, &self.runtime);
+        let dialling = async {
+            match dialling.join_next().await {
+                Some(Ok(dialled)) => dialled,
+                _ => self.dialer.dial().await, // the client's runtime has ended
+            }
+        };
+        let dialled = tokio::time::timeout(self.within, dialling).await;
         let Dialed { session, time } = match dialled {
             Ok(dialled) => dialled?,
             Err(_) => return Err(unreachable(Some("no answer while connecting"))),

@@ -6,8 +6,8 @@ use dlock_core::{Client, Guard, Lease};
 use dlock_etcd::etcd_client;
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
@@ -16,10 +16,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// A counter under the lock that a double hold would break.
+/// What the guards of one lock claim.
 #[derive(Default)]
 struct Load {
-    inside: AtomicU32,
+    /// Until when the last guard to say so is held.
+    claimed: Mutex<Option<Instant>>,
     count: AtomicU64,
     last: AtomicU64,
     over: AtomicBool,
@@ -40,7 +41,8 @@ impl Load {
     }
 }
 
-async fn load(client: Client, shared: Arc<Load>) {
+/// Takes the lock again and again, and keeps it for so long or until it is lost.
+async fn load(client: Client, shared: Arc<Load>, keep: Duration) {
     while !shared.over.load(SeqCst) {
         let lock = client
             .lock("led")
@@ -49,15 +51,25 @@ async fn load(client: Client, shared: Arc<Load>) {
         let Ok(guard) = lock.acquire_timeout(Duration::from_secs(5)).await else {
             continue;
         };
-        if guard.check().is_ok() {
-            assert_eq!(shared.inside.fetch_add(1, SeqCst), 0, "two inside");
-            // Holds the lock for a moment: a second holder would be seen.
-            sleep(Duration::from_millis(2)).await;
-            let held = guard.check().is_ok();
-            shared.inside.fetch_sub(1, SeqCst);
-            if held {
-                let before = shared.last.swap(guard.token().0, SeqCst);
-                assert!(guard.token().0 > before, "a token that does not grow");
+        let claims = |first: bool| {
+            let mut claimed = shared.claimed.lock().unwrap();
+            let (now, remaining) = (Instant::now(), guard.remaining());
+            if remaining.is_zero() {
+                return false;
+            }
+            let before = claimed.replace(now + remaining);
+            assert!(!first || before.is_none_or(|end| end <= now), "two inside");
+            true
+        };
+        let until = Instant::now() + keep;
+        if claims(true) {
+            let before = shared.last.swap(guard.token().0, SeqCst);
+            assert!(guard.token().0 > before, "a token that does not grow");
+            while Instant::now() < until && claims(false) {
+                sleep(keep / 100).await;
+            }
+            if claims(false) {
+                *shared.claimed.lock().unwrap() = None;
                 shared.count.fetch_add(1, SeqCst);
             }
         }
@@ -137,11 +149,18 @@ async fn leaders_are_lost(times: u32) {
     let (proxies, cut_off) = proxies(&cluster.0).await;
     let (shared, mut tasks) = (Arc::new(Load::default()), JoinSet::new());
     let url = cluster.0.url();
-    for url in [&url, &url, &url, &cut_off] {
-        tasks.spawn(load(client(url).await, Arc::clone(&shared)));
+    // The one that is cut off is mostly inside when it is.
+    let moment = Duration::from_millis(2);
+    for (url, keep) in [
+        (&url, moment),
+        (&url, moment),
+        (&url, moment),
+        (&cut_off, LEASE),
+    ] {
+        tasks.spawn(load(client(url).await, Arc::clone(&shared), keep));
     }
     for time in 0..times {
-        shared.goes_on(20).await;
+        shared.goes_on(6).await;
         let loss = [Loss::Killed, Loss::Stopped][time as usize % 2];
         let leader = cluster.leader().await;
         proxies

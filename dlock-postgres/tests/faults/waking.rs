@@ -7,9 +7,9 @@ use super::{
 use dlock_conformance::testbed::{PostgresServer, postgres::PostgresOptions};
 use dlock_core::{
     Client, Error, Guard, Lease,
-    driver::{DistributedLock, Wake},
+    driver::{DistributedLock, Wake, kit::hash_of},
 };
-use dlock_postgres::sqlx::{self, AssertSqlSafe, PgConnection};
+use dlock_postgres::sqlx::{self, AssertSqlSafe, PgConnection, postgres::PgListener};
 use tokio::task::JoinHandle;
 
 const LISTENS: &str = "query LIKE 'LISTEN %'";
@@ -47,22 +47,57 @@ async fn a_waiter_gets_in_though_its_listening_session_is_ended() {
     next.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_another_role_notifies_takes_nothing() {
-    let t = Testbed::start(&[]).await;
-    t.admin("CREATE ROLE stranger LOGIN").await;
-    let (_other, held, waiter) = waited_for(&t).await;
+/// The channel on which the waiter listens, as the statement names it.
+async fn channel(t: &Testbed) -> String {
     let listening = format!("SELECT query FROM pg_stat_activity WHERE {LISTENS}");
     let listening: String = sqlx::query_scalar(AssertSqlSafe(listening))
         .fetch_one(&mut t.native().await)
         .await
         .unwrap();
-    let channel = listening.trim_start_matches("LISTEN ").to_owned();
+    listening.trim_start_matches("LISTEN ").to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_notifies_only_where_a_client_waits_and_shows_no_name() {
+    let t = Testbed::start(&[]).await;
+    let (other, held, waiter) = waited_for(&t).await;
+    let named = channel(&t).await;
+    let named = named.trim_matches('"');
+    let (table, _) = named.rsplit_once('_').unwrap();
+    let channels: Vec<String> = (0..64).map(|at| format!("{table}_{at:02x}")).collect();
+    let mut all = PgListener::connect(&t.server.url()).await.unwrap();
+    all.listen_all(channels.iter().map(String::as_str))
+        .await
+        .unwrap();
+    for name in ["b", "c", "d"] {
+        let guard = other.lock(name).unwrap().acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    held.release().await.unwrap();
+    let next = waiter.await.unwrap().unwrap();
+    // Notices come in the order of their commits: there was none of the three.
+    let first = all.recv().await.unwrap();
+    assert_eq!(first.channel(), named);
+    assert_eq!(first.payload(), format!("{:016x}", hash_of("a")));
+    next.release().await.unwrap();
+    t.until("no session listens", async |t: &Testbed| {
+        t.sessions(LISTENS).await == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_role_notifies_takes_nothing() {
+    let t = Testbed::start(&[]).await;
+    t.admin("CREATE ROLE stranger LOGIN").await;
+    let (_other, held, waiter) = waited_for(&t).await;
+    let channel = channel(&t).await;
     let url = t.server.url().replace("postgres@", "stranger@");
     let mut stranger = <PgConnection as sqlx::Connection>::connect(&url)
         .await
         .unwrap();
-    for payload in ["", "0", "ffffffffffffffff", "no number", "-1"] {
+    let right = format!("{:016x}", hash_of("a"));
+    for payload in ["", "0", "ffffffffffffffff", "no number", "-1", &right] {
         run(&mut stranger, &format!("NOTIFY {channel}, '{payload}'")).await;
     }
     held.check().unwrap();

@@ -56,8 +56,10 @@ pub(crate) enum Command {
     Lead(Lead),
     /// Take a lock without renewing it, and print OWNER/HOLD, the secret that releases it. -v and --json
     /// show its fencing token too.
+    #[command(after_help = TIMES)]
     Acquire(Acquire),
     /// Renew a hold that `acquire` printed.
+    #[command(after_help = TIMES)]
     Renew(Renew),
     /// Release a hold that `acquire` printed, or all holds of an owner.
     Release(Release),
@@ -82,11 +84,13 @@ pub(crate) enum Command {
     ///
     /// Takes and releases a lock of a name of its own. Exit code: 0 all is well, 1 a warning, 78 locks of
     /// this store are void; as for other commands when it cannot be used.
+    #[command(after_help = TIMES)]
     Doctor(Doctor),
     /// Print what the store needs: tables and rights.
     Schema,
     /// Show the locks that are held, and go on showing them: in a terminal as a table that stays in its
     /// place, until q or Ctrl-C.
+    #[command(after_help = TIMES)]
     Watch(Watch),
     /// Free the locks of holders that are proven to be dead, before their leases end.
     ///
@@ -109,16 +113,22 @@ Exit codes: the command's own (128+N if signal N ended it); 1 or -E held by anot
 69 store out of reach; 70 a bug of dlock; 73 outcome unknown; 74 result not written; 75 lock lost while the command ran; \
 77 the lock is not the one named; 78 doctor: locks are void; 126 not executable; 127 not found.";
 
+const TIMES: &str =
+    "DUR is a number of seconds, fractions are allowed, or a time such as 500ms or 1m30s.";
+
 const EXEC: &str = "\
+DUR is a number of seconds, fractions are allowed, or a time such as 500ms or 1m30s. \
 The command gets DLOCK_HELD=1, DLOCK_NAME, DLOCK_TOKEN, DLOCK_TOKENS with the token of each lock, DLOCK_BACKEND, and DLOCK_PASS, \
 by which a dlock exec of the same name inside it enters this lock instead of waiting for it.";
 
 const LEAD: &str = "\
+DUR is a number of seconds, fractions are allowed, or a time such as 500ms or 1m30s. \
 INT, TERM and QUIT are forwarded to the command; when it has ended, dlock resigns and ends with its exit code. A command that \
 INT, QUIT or HUP ended ends dlock too, as does one that cannot be executed. The command gets the variables of dlock exec; \
 DLOCK_TOKEN is the number of the term, greater than that of every term before.";
 
 const MONITOR: &str = "\
+DUR is a number of seconds, fractions are allowed, or a time such as 500ms or 1m30s. \
 A witness is `same-host`, which knows the processes of this machine, `kubernetes`, which takes a holder's host for a pod of \
 kubectl's namespace and knows those that have succeeded or failed, or any shell command. The command gets DLOCK_NAME, \
 DLOCK_HOST, DLOCK_PID, DLOCK_NOTE, DLOCK_TOKEN and DLOCK_AGE_MS. Its exit code is 0 if the holder lives, 1 if it is dead; any \
@@ -130,7 +140,7 @@ pub(crate) struct WaitArgs {
     /// Fail at once when it is held.
     #[arg(short = 'n', long, aliases = ["nb", "nonblocking"], conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Wait for at most this long: seconds, fractions are allowed, or a time such as 1m30s; 0 is -n.
+    /// Wait for at most this long; 0 is -n.
     #[arg(short, long, alias = "timeout", value_name = "DUR", value_parser = time)]
     pub(crate) wait: Option<Duration>,
 }

@@ -633,7 +633,14 @@ fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
             "append-only persistence is off: a restart forgets every lock",
             "set appendonly yes, or use the fencing token",
         ),
-        ("aof_enabled", _) => Finding::ok("append-only persistence is on"),
+        ("aof_enabled", _) if acks.fsync => {
+            Finding::ok("append-only persistence is on, and dlock.fsync confirms every lock")
+        }
+        // `INFO` does not show `appendfsync`.
+        ("aof_enabled", _) => Finding::ok(
+            "append-only persistence is on (unless appendfsync is always, a killed server may forget two seconds of locks: \
+             dlock.fsync=true waits for the disk)",
+        ),
         ("aof_last_write_status", "ok") => Finding::ok("the append-only file can be written"),
         ("aof_last_write_status", status) => Finding::void(
             format!(

@@ -1,4 +1,4 @@
-// ci: run
+// ci: run memory
 //! Locks without async code.
 //!
 //! `cargo run -p dlock-rs --features blocking --example blocking`

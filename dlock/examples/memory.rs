@@ -1,4 +1,4 @@
-// ci: run
+// ci: run memory
 //! The README's program, over a store inside the process: no server is needed.
 
 use std::time::Duration;

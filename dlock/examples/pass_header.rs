@@ -1,4 +1,4 @@
-// ci: run
+// ci: run memory
 //! A hold that another service enters: the pass travels in a header of the request.
 //!
 //! `cargo run -p dlock-rs --features axum --example pass_header`

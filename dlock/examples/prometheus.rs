@@ -1,4 +1,4 @@
-// ci: run
+// ci: run memory
 //! Metrics for Prometheus: any exporter of the crate `metrics` counts what clients do that are made after it.
 //!
 //! `cargo run -p dlock-rs --features axum,metrics --example prometheus`

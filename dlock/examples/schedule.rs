@@ -1,12 +1,12 @@
-// ci: run
+// ci: run memory redis
 //! A scheduler of your own, on every replica: one replica runs the job at each tick.
 //!
-//! `once` wraps a job as schedulers take it: a closure that returns a boxed future. With
-//! tokio-cron-scheduler it is `Job::new_async("0 0 3 * * *", move |_, _| tick())?`. Without a scheduler,
-//! `client.job` needs no wrapper.
+//! `once` wraps a job as schedulers take it: a closure that returns a boxed future. Here the scheduler is
+//! tokio-cron-scheduler. Without one, `client.job` needs no wrapper.
 
 use dlock::{Client, Error, FencingToken};
 use std::{
+    env,
     pin::Pin,
     sync::{
         Arc,
@@ -14,7 +14,8 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{task::JoinSet, time::sleep};
+use tokio::time::sleep;
+use tokio_cron_scheduler::{Job, JobScheduler};
 
 type Tick = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -49,26 +50,37 @@ where
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Error> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let url = env::var("DLOCK_URL").unwrap_or_else(|_| "memory:schedule".to_owned());
     let runs = Arc::new(AtomicU32::new(0));
-    let mut replicas = JoinSet::new();
+    let mut replicas = Vec::new();
     for replica in 0..3 {
-        let client = dlock::connect("memory:schedule").await?;
+        let client = dlock::connect(&url).await?;
         let counted = Arc::clone(&runs);
-        let tick = once(&client, "report", Duration::from_secs(60), move |token| {
+        let tick = once(&client, "report", Duration::from_secs(50), move |token| {
             let counted = Arc::clone(&counted);
             async move {
                 counted.fetch_add(1, SeqCst);
                 println!("replica {replica} writes the report, fenced by {token}");
             }
         })?;
-        // The scheduler: clocks differ, so each replica is a little later than the one before.
-        replicas.spawn(async move {
-            sleep(Duration::from_millis(50) * replica).await;
-            tick().await;
-        });
+        // Each second, so that this program ends soon. `"0 0 3 * * *"` is at three, with an hour as `min_hold`, say.
+        let scheduler = JobScheduler::new().await?;
+        scheduler
+            .add(Job::new_async("* * * * * *", move |_id, _scheduler| {
+                tick()
+            })?)
+            .await?;
+        scheduler.start().await?;
+        replicas.push(scheduler);
     }
-    replicas.join_all().await;
+    while runs.load(SeqCst) == 0 {
+        sleep(Duration::from_millis(50)).await;
+    }
+    sleep(Duration::from_secs(2)).await; // the others had a tick, too
+    for mut replica in replicas {
+        replica.shutdown().await?;
+    }
     assert_eq!(runs.load(SeqCst), 1);
     Ok(())
 }

@@ -1,4 +1,4 @@
-// ci: run
+// ci: run memory redis
 //! A service of several replicas: readers and a writer of a catalog, a bounded pool of workers, and a leader; a
 //! scheduled job runs on whatever replica gets its tick.
 //!

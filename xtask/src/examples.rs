@@ -1,5 +1,5 @@
-//! Examples that end by themselves. Their first line says so: `// ci: run`, or `// ci: run redis` or `mongo` for one that
-//! gets the URL of such a server in `DLOCK_URL`.
+//! Examples that end by themselves. Their first line says so, and over what they run: `// ci: run memory redis`. For
+//! `redis` and `mongo` they get the URL of such a server in `DLOCK_URL`.
 
 use crate::Result;
 use crate::step::{run, step};
@@ -16,26 +16,30 @@ pub(crate) fn run_all(workspace: &Workspace) -> Result {
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         // The workspace's build made it. `cargo run` would compile it again, with the features of its package alone.
         let program = workspace.target.join("debug/examples").join(&*name);
-        let mut limited = Command::new("timeout");
-        limited.arg("60").arg(program);
-        match needs(&fs::read_to_string(&file)?) {
-            None => println!("\n-- example {name}: built, not run"),
-            Some("") => step(&format!("example {name}"), || run(&mut limited))?,
-            Some("redis") => on(Server::redis, &name, &mut limited)?,
-            Some("mongo") => on(Server::mongo, &name, &mut limited)?,
-            Some(other) => {
-                return Err(format!("{}: {other:?} is no store", file.display()).into());
-            }
+        let Some(stores) = stores(&fs::read_to_string(&file)?).map(ToOwned::to_owned) else {
+            println!("\n-- example {name}: built, not run");
+            continue;
+        };
+        for store in stores.split_whitespace() {
+            step(&format!("example {name} over {store}"), || {
+                let server = match store {
+                    "memory" => None,
+                    "redis" => Some(Server::redis()?),
+                    "mongo" => Some(Server::mongo()?),
+                    other => {
+                        return Err(format!("{}: {other:?} is no store", file.display()).into());
+                    }
+                };
+                let mut limited = Command::new("timeout");
+                limited.arg("60").arg(&program).env_remove("DLOCK_URL");
+                if let Some(server) = &server {
+                    limited.env("DLOCK_URL", &server.url);
+                }
+                run(&mut limited)
+            })?;
         }
     }
     Ok(())
-}
-
-fn on(start: fn() -> Result<Server>, name: &str, example: &mut Command) -> Result {
-    step(&format!("example {name} over a server"), || {
-        let server = start()?;
-        run(example.env("DLOCK_URL", &server.url))
-    })
 }
 
 fn files(workspace: &Workspace) -> Result<Vec<PathBuf>> {
@@ -54,10 +58,10 @@ fn files(workspace: &Workspace) -> Result<Vec<PathBuf>> {
 }
 
 /// What stands behind `ci: run` in the first line.
-fn needs(source: &str) -> Option<&str> {
+fn stores(source: &str) -> Option<&str> {
     let comment = source.lines().next()?.strip_prefix("//")?;
     let words = comment.trim_start_matches('!').trim();
-    words.strip_prefix("ci: run").map(str::trim)
+    words.strip_prefix("ci: run ")
 }
 
 /// A server on a socket in a folder of its own. It ends with this value, and with this process.

@@ -1,6 +1,6 @@
 //! What the documents say of the code must be there.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 #[test]
 fn the_readme_shows_the_example_as_it_is() {
@@ -85,5 +85,32 @@ fn every_page_is_in_the_table_of_contents_and_its_code_is_compiled() {
                 "lib.rs lacks {name}"
             );
         }
+    }
+}
+
+#[test]
+fn each_metric_and_each_kind_of_error_has_its_row() {
+    let metrics = include_str!("../../dlock-core/src/engine/metrics.rs");
+    let names = metrics.split('"').filter(|text| {
+        text.starts_with("dlock_") && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+    });
+    let names: BTreeSet<&str> = names.collect();
+    assert!(names.len() > 10, "{names:?}");
+    let page = include_str!("../telemetry.md");
+    for name in names {
+        assert!(page.contains(&format!("`{name}`")), "telemetry.md: {name}");
+    }
+    let errors = include_str!("../../dlock-core/src/error.rs");
+    let (_, kinds) = errors.split_once("pub enum ErrorKind {").expect("kinds");
+    let (kinds, _) = kinds.split_once("\n}").expect("their end");
+    let kinds = kinds.lines().filter_map(|line| line.strip_prefix("    "));
+    let kinds: Vec<&str> = kinds
+        .filter(|line| line.starts_with(|first: char| first.is_ascii_uppercase()))
+        .map(|line| line.trim_end_matches([',', ' ', '{']))
+        .collect();
+    assert!(kinds.len() > 8, "{kinds:?}");
+    let page = include_str!("../errors.md");
+    for kind in kinds {
+        assert!(page.contains(&format!("| `{kind}")), "errors.md: {kind}");
     }
 }

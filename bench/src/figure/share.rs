@@ -90,9 +90,11 @@ async fn enter_together(clients: Arc<[Client]>, span: Duration) -> Result<Work> 
             let (released, inside) = (Arc::clone(&released), Arc::clone(&inside));
             readers.spawn(async move {
                 let guard = lock.acquire().await?;
-                let took = released.get().map_or(Duration::ZERO, Instant::elapsed);
+                // `None`: beside the writer.
+                let took = released.get().map(Instant::elapsed);
                 inside.wait().await; // all of them hold the lock now
-                let held = guard.check().is_ok();
+                let held = took.is_some() && guard.check().is_ok();
+                let took = took.unwrap_or_default();
                 guard.release().await?;
                 Ok::<_, dlock_core::Error>((took, held))
             });

@@ -38,7 +38,7 @@ const STORE_MAY_FAIL: (Duration, Duration) = (Duration::from_secs(5), Duration::
 
 pub(super) struct Wait {
     attempt: Attempt,
-    position: QueuePosition,
+    position: LocalPosition,
     given: bool,
     end: Instant,
     began: Instant,
@@ -59,7 +59,7 @@ pub(super) struct Wait {
 }
 
 /// A waiter's position in the queue of its lock.
-struct QueuePosition {
+struct LocalPosition {
     waiter: Arc<Waiter>,
     /// Set while the waiter is in the queue.
     seat: Option<Seat>,
@@ -74,7 +74,7 @@ impl Wait {
     pub(super) fn new(attempt: Attempt, given: bool, lease: Lease, end: Instant) -> Self {
         let length = lease.length();
         let within = attempt.attempt_limit();
-        let position = QueuePosition::of(attempt.shares());
+        let position = LocalPosition::of(attempt.shares());
         Self {
             attempt,
             position,
@@ -430,7 +430,7 @@ impl Wait {
     }
 }
 
-impl QueuePosition {
+impl LocalPosition {
     fn of(shares: bool) -> Self {
         let waiter = Waiter {
             shares,

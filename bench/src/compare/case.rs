@@ -338,7 +338,10 @@ impl Turns {
         let mut sample = Sample::default();
         let (mut latencies, mut longest) = (Vec::new(), 0);
         // A wait that outlasts the time counts for what is seen of it; who never got the lock has waited all the time.
-        let (end, mut served) = (to.as_nanos() as u64, BTreeSet::new());
+        let (end, mut served) = (
+            u64::try_from(to.as_nanos()).unwrap_or(u64::MAX),
+            BTreeSet::new(),
+        );
         for turn in &self.0 {
             served.insert(turn.client);
             if u128::from(turn.got) >= window.start && turn.asked < end {

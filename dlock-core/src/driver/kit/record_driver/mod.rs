@@ -327,8 +327,7 @@ impl<S: RecordStore> RecordDriver<S> {
         Ok(answers.collect())
     }
 
-    /// A batch of renewals in two steps. An entry that lost a race is tried once more, and then left to the core, which
-    /// repeats it: the others wait for their answers.
+    /// A batch of renewals in two steps; entries that lost a race go on one by one.
     async fn renew_all(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
         if batch.is_empty() {
             return Ok(Vec::new());
@@ -387,10 +386,10 @@ impl<S: RecordStore> RecordDriver<S> {
                     let decide = |stored: Stored, time: StoreTime| -> Result<_> {
                         Ok(stored.record()?.renew(entry, time))
                     };
-                    let renewed = self.attempt(&entry.name, call, Bound::GiveUp, decide);
-                    answers[at] = renewed
-                        .await
-                        .and_then(|renewed| renewed.ok_or_else(contended));
+                    let renewed = self.settled(&entry.name, give_up, || {
+                        self.attempt(&entry.name, call, Bound::GiveUp, decide)
+                    });
+                    answers[at] = renewed.await;
                 }
                 Ok(Written::Failed(error)) | Err(error) => answers[at] = Err(error),
             }

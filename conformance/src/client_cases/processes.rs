@@ -74,10 +74,28 @@ async fn a_stopped_process_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
     let worker = inside(&ctx, "client_write", &name, &path).await?;
-    worker.stop()?;
+    stop(&ctx, &worker, &client).await?;
     let next = client.kept(&name)?.acquire_timeout(ctx.kept() * 2).await?;
     let reason = LossReason::Deadline;
     writes_nothing_once_lost(&ctx, worker, reason, next, &path).await
+}
+
+/// Stops a process between two of its writes: inside one it would lock the file of a store that is a file (L10 in
+/// GUARANTEES.md), for every case that shares it.
+async fn stop(ctx: &Ctx, worker: &Worker, client: &TestClient) -> Result {
+    for _ in 0..100 {
+        worker.stop()?;
+        let probe = client.lock(&ctx.name()?)?;
+        let answered = tokio::time::timeout(ctx.short() / 2, probe.try_acquire()).await;
+        if let Ok(Ok(Some(guard))) = answered {
+            drop(guard.release().await);
+            return Ok(());
+        }
+        worker.cont()?;
+    }
+    Err(Failure::late(
+        "the store answers no one while that process is stopped",
+    ))
 }
 
 /// The stopped process that continues says that its lock is lost, and changes nothing for the next holder.
@@ -161,7 +179,7 @@ async fn a_stopped_process_with_a_presence_says_lost_before_its_next_write(ctx: 
     let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
     let worker = present_writer(&ctx, &name, &path).await?;
-    worker.stop()?;
+    stop(&ctx, &worker, &client).await?;
     let limit = ctx.dead_for(ctx.kept() * 2) + ctx.slack();
     let next = client.gets(&name, limit).await?;
     let reason = LossReason::Presence;
@@ -231,7 +249,7 @@ async fn a_stopped_reader_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let worker = inside(&ctx, "client_read", &name, &path).await?;
     let beside = client.inner.rw_lock(&name)?.read();
     let beside = client.take(&beside).await?;
-    worker.stop()?;
+    stop(&ctx, &worker, &client).await?;
     ctx.time_passes(ctx.kept()).await;
     stays_held(&ctx, &beside).await?;
     beside.release().await?; // the last one, or with the stopped one

@@ -15,6 +15,7 @@ use std::{
     io::{self, IsTerminal},
     os::unix::process::CommandExt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 pub(super) struct Child {
@@ -108,6 +109,18 @@ impl Child {
     /// Sends a signal to its group; to the command alone if it shares dlock's group.
     pub(super) fn signal(&self, signal: Signal) {
         self.target.signal(signal);
+    }
+
+    /// Resolves when no process is left in its group, which was killed: a killed process may take a moment to leave, and
+    /// must have left before another owner begins. After half a second it gives up, because one that no parent reaps
+    /// stays.
+    pub(super) async fn group_is_gone(&self) {
+        for _ in 0..50 {
+            if self.target.foreground || killpg(self.pid, None) == Err(Errno::ESRCH) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Returns what changed since the last call. When the command has ended and the lock is lost, the rest

@@ -65,6 +65,9 @@ impl Watch<'_> {
                     if lost && course == Course::Safe {
                         self.lost("the command has ended");
                     }
+                    if lost && self.kill {
+                        child.group_is_gone().await;
+                    }
                     self.say_if_late(course);
                     return Ended { exit, lost, told };
                 }

@@ -391,18 +391,14 @@ impl StoreMetrics {
                 histogram!("dlock_request_seconds", &labels)
             })
         };
-        let cleanup = |outcome| {
+        let ended = |name, outcome| {
             let labels = [("backend", backend), ("outcome", outcome)];
-            counter!("dlock_cleanup_total", &labels)
-        };
-        let job = |outcome| {
-            let labels = [("backend", backend), ("outcome", outcome)];
-            counter!("dlock_job_total", &labels)
+            counter!(name, &labels)
         };
         Self(StoreInstruments {
             cleanups: gauge!("dlock_cleanups", "backend" => backend),
-            cleanup: CLEANUP.map(cleanup),
-            jobs: JOB.map(job),
+            cleanup: CLEANUP.map(|outcome| ended("dlock_cleanup_total", outcome)),
+            jobs: JOB.map(|outcome| ended("dlock_job_total", outcome)),
             requests: REQUEST.map(request),
         })
     }

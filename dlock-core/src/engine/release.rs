@@ -192,13 +192,18 @@ impl Releasing {
             },
             Released::NotHeld { .. } if found => ReleaseOutcome::Released,
             Released::NotHeld { .. } => {
-                self.end = HoldEnd::Lost(LossReason::NotHeld);
+                // Its lease may have ended while the release was under way.
+                let reason = match self.engine.clock.now() < self.hold.deadline() {
+                    true => LossReason::NotHeld,
+                    false => LossReason::Deadline,
+                };
+                self.end = HoldEnd::Lost(reason);
                 tracing::warn!(
                     target: "dlock::lost", lock = %self.hold.name, backend = caps.backend,
-                    owner = %self.hold.owner, reason = LossReason::NotHeld.as_str(), held_us = micros(self.held()),
+                    owner = %self.hold.owner, reason = reason.as_str(), held_us = micros(self.held()),
                     "the lock was no longer held when it was released"
                 );
-                return Err(Error::lost(LossReason::NotHeld).at(caps.backend, &self.hold.name));
+                return Err(Error::lost(reason).at(caps.backend, &self.hold.name));
             }
             released => ReleaseOutcome::of(&released),
         };

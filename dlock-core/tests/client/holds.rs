@@ -1,7 +1,7 @@
 //! Holds: detach and attach, scopes, and how a loss is recorded.
 
 use super::{Bench, SECOND, at_first_event};
-use dlock_core::{GuardState, LossReason, driver::Wake};
+use dlock_core::{GuardState, Lease, LossReason, driver::Wake};
 use dlock_memory::{Call, Fault};
 use futures_util::FutureExt;
 use std::{sync::Arc, time::Duration};
@@ -91,6 +91,26 @@ async fn a_release_whose_caller_is_gone_is_polled_until_it_is_abandoned() {
     assert_eq!((client.pending_cleanups(), tasks()), (0, before + 1));
     time::sleep(2 * SECOND).await;
     assert_eq!(tasks(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_comes_after_the_end_of_the_lease_does_not_say_that_another_ended_it() {
+    let bench = Bench::new(Wake::Queue);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let lock = client.lock("x").unwrap().lease(Lease::fixed(SECOND));
+    for (late, broken) in [(SECOND, false), (SECOND / 10, true)] {
+        let guard = lock.acquire().await.unwrap();
+        if broken {
+            other.admin().break_lock("x", None).await.unwrap();
+        }
+        faults.once(Call::Release, Fault::Delayed(late));
+        let error = guard.release().await.unwrap_err();
+        let reason = match broken {
+            true => LossReason::NotHeld,
+            false => LossReason::Deadline,
+        };
+        assert_eq!(error.loss(), Some(reason), "{error}");
+    }
 }
 
 /// How many tasks this test's runtime runs.

@@ -56,8 +56,8 @@ pub(crate) fn run(command: &mut Command) -> Result {
     }
 }
 
-/// Runs test programs to their end, which must be success. A failure names the tests, because they stand far
-/// above the end of what was printed.
+/// Runs test programs to their end, which must be success. A failure names the tests and their reasons, because they stand
+/// far above the end of what was printed.
 pub(crate) fn run_tests(command: &mut Command) -> Result {
     let mut tests = command.stdout(Stdio::piped()).spawn()?;
     let printed = tests.stdout.take().ok_or("no pipe")?;
@@ -99,21 +99,39 @@ fn judge(statuses: &[ExitStatus], failed: &[String]) -> Result {
         Some(status) if failed.is_empty() => {
             Err(format!("{status}, and no test failed: see above").into())
         }
-        Some(status) => Err(format!("{status}; failed: {}", failed.join(", ")).into()),
+        Some(status) => Err(format!("{status}; failed:\n{}", failed.join("\n")).into()),
     }
 }
 
-/// Writes what test programs print, and returns the names of the tests that failed.
+/// Writes what test programs print, and returns the names of the tests that failed, each with the first lines of its reason.
 fn pass_on(printed: impl Read, mut to: impl Write) -> io::Result<Vec<String>> {
-    let mut failed = Vec::new();
+    let mut failed: Vec<String> = Vec::new();
+    let mut reason: Option<(usize, usize)> = None; // which test's, and how many more lines of it
     for line in BufReader::new(printed).split(b'\n') {
         let mut line = line?;
-        failed.extend(failed_test(&String::from_utf8_lossy(&line)).map(str::to_owned));
+        let text = String::from_utf8_lossy(&line);
+        if let Some(name) = failed_test(&text) {
+            failed.push(name.to_owned());
+        } else if let Some(title) = text.strip_prefix("---- ") {
+            let name = title.split(' ').next();
+            let at = failed.iter().rposition(|it| Some(it.as_str()) == name);
+            reason = at.map(|at| (at, REASON_LINES));
+        } else if text == "failures:" || text.starts_with("test result:") {
+            reason = None;
+        } else if let Some((at, more @ 1..)) = &mut reason
+            && !text.is_empty()
+        {
+            failed[*at].extend(["\n  ", &text]);
+            *more -= 1;
+        }
         line.push(b'\n');
         to.write_all(&line)?;
     }
     Ok(failed)
 }
+
+/// Where it failed and what was expected; then a backtrace begins.
+const REASON_LINES: usize = 4;
 
 /// The name of the test that this line of a test program says has failed.
 pub(crate) fn failed_test(line: &str) -> Option<&str> {
@@ -147,10 +165,13 @@ mod tests {
     #[test]
     fn what_tests_print_is_passed_on_and_the_failed_ones_are_named() {
         let printed =
-            b"test a::b ... ok\ntest c::d   ... FAILED\ntest result: FAILED. 1 passed; 1 failed\n";
+            b"test a::b ... ok\ntest c::d   ... FAILED\ntest e ... FAILED\n\nfailures:\n\n\
+            ---- c::d stdout ----\n\nat f.rs:1:\nleft: 1\n\nright: 2\nnote: it\nstack\n\
+            ---- e ----\ntoo late\n\ntest result: FAILED. 1 passed; 2 failed\n";
         let mut written = Vec::new();
         let failed = pass_on(&printed[..], &mut written).unwrap();
-        assert_eq!(failed, ["c::d"]);
+        let reason = "c::d\n  at f.rs:1:\n  left: 1\n  right: 2\n  note: it";
+        assert_eq!(failed, [reason, "e\n  too late"]);
         assert_eq!(written, printed);
     }
 }

@@ -2,8 +2,12 @@
 
 use super::test_client::{OUT_OF_TIME, POLL, TestClient, fails, frees, held, stays_held};
 use crate::{Ctx, Result, case::cases, in_time};
-use std::{future::IntoFuture, time::Duration};
-use tokio::{runtime, task::spawn_blocking};
+use futures_util::future::join_all;
+use std::{future::IntoFuture, io, time::Duration};
+use tokio::{
+    runtime::{self, Runtime},
+    task::spawn_blocking,
+};
 
 cases! {
     [Clause::Crash]
@@ -77,11 +81,30 @@ async fn a_client_that_dies_while_it_is_served_costs_its_turn(ctx: Ctx) -> Resul
 }
 
 async fn a_caller_whose_runtime_ends_takes_no_hold_along(ctx: Ctx) -> Result {
-    let ([client, other], first) = TestClient::several(&ctx).await?;
-    let mut guards = Vec::new();
-    for name in [first, ctx.name()?, ctx.name()?, ctx.name()?] {
-        // The first request for a name may open a connection, or a session that its lock depends on.
-        guards.push(elsewhere(client.kept(&name)?.acquire()).await??);
+    let ([client, other], _) = TestClient::several(&ctx).await?;
+    let (mut guards, mut idle) = (Vec::new(), Vec::new());
+    for ends in [false, true] {
+        // Their requests may open connections, or a session that their locks depend on.
+        let mut acquires = Vec::new();
+        for _ in 0..4 {
+            let lock = client.kept(&ctx.name()?)?;
+            acquires.push(async move { lock.acquire().await });
+        }
+        let begun = ctx.now();
+        let (granted, runtime) = elsewhere(join_all(acquires)).await?;
+        // No answer comes over a connection of a runtime that runs nothing: a request waits for a second and is repeated.
+        let took = ctx.now().since(begun);
+        in_time(
+            took < Duration::from_millis(900),
+            format!("acquired after {took:?}"),
+        )?;
+        for guard in granted {
+            guards.push(guard?);
+        }
+        match ends {
+            true => drop(runtime),
+            false => idle.push(runtime),
+        }
     }
     ctx.time_passes(ctx.kept() * 3 / 2).await;
     for guard in guards {
@@ -95,7 +118,9 @@ async fn a_caller_whose_runtime_ends_takes_no_hold_along(ctx: Ctx) -> Result {
 async fn a_caller_whose_runtime_ends_takes_no_wake_up_along(ctx: Ctx) -> Result {
     let ([_holder, client], name, guard) = held(&ctx, TestClient::lock).await?;
     // The first wait of a client may open what its wake-ups come through.
-    let waited = elsewhere(client.lock(&name)?.acquire_timeout(ctx.short() / 5)).await?;
+    let waiting = client.lock(&name)?.acquire_timeout(ctx.short() / 5);
+    let (waited, runtime) = elsewhere(waiting).await?;
+    drop(runtime);
     fails(OUT_OF_TIME, waited)?;
     let waiting = client.waits(client.lock(&name)?).await?;
     ctx.time_passes(READ).await;
@@ -103,16 +128,30 @@ async fn a_caller_whose_runtime_ends_takes_no_wake_up_along(ctx: Ctx) -> Result 
     waiting.served(Duration::from_millis(250)).await
 }
 
-/// The output of a future in a runtime that ends with it.
+/// The output of a future, and the runtime of its own that it ran in.
 async fn elsewhere<T: Send + 'static>(
     future: impl IntoFuture<Output = T, IntoFuture: Send> + Send + 'static,
-) -> Result<T> {
+) -> Result<(T, Idle)> {
     let future = future.into_future();
     let run = move || {
-        let runtime = runtime::Builder::new_current_thread().enable_all().build();
-        runtime.map(|runtime| runtime.block_on(future))
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let output = runtime.block_on(future);
+        io::Result::Ok((output, Idle(Some(runtime))))
     };
     Ok(spawn_blocking(run).await??)
+}
+
+/// A runtime that is there and runs nothing; dropped, it ends, also inside another one.
+struct Idle(Option<Runtime>);
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// By then a waiter has read its answer and sleeps.

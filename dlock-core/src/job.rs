@@ -68,7 +68,7 @@ impl Client {
 /// At a tick each replica asks for the lock, once. One gets it and runs the job; for the others the tick is
 /// over. The lock is unavailable until the clock difference before the next tick, or until the job ends,
 /// whichever is later. A job that takes longer than a period thus skips ticks, and never runs twice at a
-/// time. A tick is not caught up later. When a replica dies during a run, the lock is held until its lease
+/// time. A tick is not caught up: a replica that notices it later than the clock difference skips it. When a replica dies during a run, the lock is held until its lease
 /// ends: with a [`lease`](Self::lease) shorter than the period, the next tick is the next run.
 ///
 /// To stop, call [`Client::shutdown`](crate::Client::shutdown) beside it and await [`run`](Self::run): a run under way
@@ -190,10 +190,10 @@ impl Job {
         self
     }
 
-    /// Sets the lease of a run, instead of the client's: see [`Lock::lease`]. A renewed lease that is shorter than the
-    /// [clock difference](Self::clock_difference) is lengthened to it: if a replica dies in its run, the lock must not be
-    /// free before the tick has come on every replica. On ZooKeeper a lease is at most a session, and a clock that
-    /// is later than that then runs the tick again.
+    /// Sets the lease of a run, instead of the client's: see [`Lock::lease`]. A renewed lease that is shorter than twice
+    /// the [clock difference](Self::clock_difference) is lengthened to that: if a replica dies in its run, the lock must
+    /// not be free before the tick is over on every replica, whose clock and notice may both be late. On ZooKeeper a
+    /// lease is at most a session, and a replica that is later than that then runs the tick again.
     ///
     /// # Examples
     /// ```
@@ -272,7 +272,11 @@ impl Job {
             job.lock = job.outlasting(difference)?;
             loop {
                 let late = job.tick().await;
-                let rest = job.period.saturating_sub(difference + late);
+                // Later, another replica may have run it and died since.
+                let rest = match late <= difference {
+                    true => job.period.saturating_sub(difference + late),
+                    false => Duration::ZERO,
+                };
                 let report = match job.attempt(rest).await {
                     Ok(Some(guard)) => Led::under(guard, &mut work).await.reported().await,
                     Ok(None) => JobReport::Skipped,
@@ -301,11 +305,11 @@ impl Job {
         Ok(difference)
     }
 
-    /// The lock, whose lease outlasts the tick on the other replicas: only a release leaves a minimum hold, and a replica
-    /// may die in its run.
+    /// The lock, whose lease outlasts the tick on the other replicas, whose clocks and notice may both be late: only a
+    /// release leaves a minimum hold, and a replica may die in its run.
     fn outlasting(&self, difference: Duration) -> Result<Lock, Error> {
         let lease = self.lock.effective_lease()?;
-        let longer = difference.min(*self.engine.caps.leases.end());
+        let longer = (difference * 2).min(*self.engine.caps.leases.end());
         if lease.is_renewed() && lease.length() < longer {
             return Ok(self.lock.clone().lease(Lease::renewed(longer)));
         }
@@ -316,15 +320,14 @@ impl Job {
     /// says so.
     async fn tick(&self) -> Duration {
         let clock = &self.engine.clock;
-        let (period, offset) = (self.period.as_nanos(), self.offset.as_nanos());
-        let since = (self.wall().as_nanos() + period - offset % period) % period;
-        // At most a year.
-        let rest = u64::try_from(period - since).unwrap_or(u64::MAX);
-        let next = self.wall() + Duration::from_nanos(rest);
+        let mut next = self.after(self.wall());
         loop {
             let now = self.wall();
             if now >= next {
                 return now - next;
+            }
+            if next - now > self.period {
+                next = self.after(now); // the clock was set back
             }
             tokio::select! {
                 biased;
@@ -332,6 +335,14 @@ impl Job {
                 () = clock.sleep_until(clock.now() + (next - now).min(MINUTE)) => {}
             }
         }
+    }
+
+    /// The first tick after that time.
+    fn after(&self, now: Duration) -> Duration {
+        let (period, offset) = (self.period.as_nanos(), self.offset.as_nanos());
+        let since = (now.as_nanos() + period - offset % period) % period;
+        // At most a year.
+        now + Duration::from_nanos(u64::try_from(period - since).unwrap_or(u64::MAX))
     }
 
     /// The time since 1970. The wall clock is read again and again, because it may be set.

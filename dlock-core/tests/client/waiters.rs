@@ -5,7 +5,7 @@ use super::{Bench, SECOND};
 use dlock_core::{ErrorKind, TimeoutPhase, driver::Wake};
 use dlock_memory::{Call, Fault, WakeUpFault};
 use std::time::Duration;
-use tokio::time;
+use tokio::{task::JoinSet, time};
 
 /// Long enough for every request that is not delayed, and shorter than any poll interval.
 const MOMENT: Duration = Duration::from_millis(10);
@@ -151,4 +151,27 @@ async fn a_client_whose_next_task_asked_early_does_not_overtake_another_client()
     assert!(!here.is_finished());
     elsewhere.release().await.unwrap();
     drop(here.await.unwrap().unwrap());
+}
+
+/// A permit was left for one. The other waiter of the client asked beside the first, was granted it, and its answer was
+/// lost.
+#[tokio::test(start_paused = true)]
+async fn a_sharer_whose_answer_was_lost_beside_the_head_keeps_no_permit() {
+    let bench = Bench::new(Wake::Queue);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let _inside = other.semaphore("x", 2).unwrap().acquire().await.unwrap();
+    let permits = client.semaphore("x", 2).unwrap();
+    for fault in [Fault::ErrorAfter, Fault::Never] {
+        faults.once(Call::Acquire, Fault::Delayed(MOMENT)); // of the head, which comes second
+        faults.once(Call::Acquire, fault);
+        let mut waiting = JoinSet::new();
+        for _ in 0..2 {
+            waiting.spawn(permits.acquire());
+        }
+        for _ in 0..2 {
+            let inside = time::timeout(20 * SECOND, waiting.join_next()).await;
+            let inside = inside.unwrap_or_else(|_| panic!("kept out after {fault:?}"));
+            inside.unwrap().unwrap().unwrap().release().await.unwrap();
+        }
+    }
 }

@@ -306,6 +306,14 @@ impl Attempt {
         Ok(Some(Guard::new(Arc::clone(&self.engine), hold)))
     }
 
+    /// Releases what an attempt without an answer may have taken. The next attempt is another acquisition.
+    pub(super) fn give_back(&mut self) -> Result<(), DriverError> {
+        match self.indeterminate_until {
+            Some(_) => self.abandon_hold(),
+            None => Ok(()),
+        }
+    }
+
     /// Releases a hold that is of no use, or that only a part of the store may have. The next attempt is another
     /// acquisition.
     fn abandon_hold(&mut self) -> Result<(), DriverError> {

@@ -251,7 +251,7 @@ impl Wait {
                     }
                 }
                 self.retry.too_late(now)?;
-                self.retry_later(engine, name, as_head, now);
+                self.retry_later(engine, name, as_head, now)?;
             }
             Answer::Held(held) => {
                 engine.store_answers(name);
@@ -267,12 +267,12 @@ impl Wait {
             Answer::Failed(error) => {
                 self.share_failure(engine, name, now);
                 self.retry.failed(error, now)?;
-                self.retry_later(engine, name, as_head, now);
+                self.retry_later(engine, name, as_head, now)?;
             }
             Answer::Unanswered => {
                 self.share_failure(engine, name, now);
                 self.retry.unanswered(now)?;
-                self.retry_later(engine, name, as_head, now);
+                self.retry_later(engine, name, as_head, now)?;
             }
         }
         Ok(None)
@@ -368,7 +368,13 @@ impl Wait {
         }
     }
 
-    fn retry_later(&mut self, engine: &Arc<Engine>, name: &LockName, as_head: bool, now: Instant) {
+    fn retry_later(
+        &mut self,
+        engine: &Arc<Engine>,
+        name: &LockName,
+        as_head: bool,
+        now: Instant,
+    ) -> Result<(), Error> {
         let again = now + self.retry.pause(engine.jitter());
         self.ask_at = again;
         if let Some(entry) = engine.table().find(name) {
@@ -378,6 +384,13 @@ impl Wait {
                 entry.queue.not_before = again;
             }
         }
+        if !as_head && !self.given {
+            // It asked beside the head, and asks again in its turn only. Until then it must not be inside, and the head
+            // tells how the store does.
+            self.retry.over();
+            self.attempt.give_back()?;
+        }
+        Ok(())
     }
 
     fn timeout(&mut self, engine: &Arc<Engine>, name: &LockName) -> Error {

@@ -213,9 +213,13 @@ impl AnyLock {
             (WaitPolicy::Forever, _) => wait,
         };
         // One output is taken, and a future that is dropped with a grant in it releases it.
-        let waiting = |lock, wait| async move { (lock, Lock::acquire_by(lock, wait, at).await) };
+        let waiting = |lock, wait, from| async move {
+            clock.sleep_until(from).await;
+            (lock, Lock::acquire_by(lock, wait, at).await)
+        };
+        let now = clock.now();
         let mut waits: FuturesUnordered<_> =
-            self.locks.iter().map(|it| waiting(it, wait)).collect();
+            (self.locks.iter().map(|it| waiting(it, wait, now))).collect();
         let mut failed = BTreeMap::new();
         while let Some((lock, ended)) = waits.next().await {
             let error = match ended {
@@ -227,15 +231,16 @@ impl AnyLock {
             failed.insert(lock.name(), now);
             let is_away = |since: &Instant| now.since(*since) < AWAY;
             let all_are_away = failed.len() == self.locks.len() && failed.values().all(is_away);
-            if all_are_away || now >= end && waits.is_empty() {
+            let again = now + AGAIN;
+            if all_are_away || again >= end && waits.is_empty() {
                 return Err(error);
             }
-            if now < end {
+            if again < end {
                 let rest = match wait {
-                    WaitPolicy::Within(_) => WaitPolicy::Within(end.since(now)),
+                    WaitPolicy::Within(_) => WaitPolicy::Within(end.since(again)),
                     wait => wait,
                 };
-                waits.push(waiting(lock, rest));
+                waits.push(waiting(lock, rest, again));
             }
         }
         Err(self.too_late(TimeoutPhase::Wait, limit))
@@ -267,6 +272,9 @@ impl AnyLock {
 
 /// Within this time of the last failure a store counts as away: twice the longest that an acquire waits for it.
 const AWAY: Duration = Duration::from_secs(60);
+
+/// The pause before a lock whose store failed is waited for again: it may fail at once.
+const AGAIN: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for AnyLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use dlock_core::{
     Broken, Client, Clock, ErrorKind, FencingToken, GuardState, Instant, Lease, LockName,
-    LossReason, Snapshot,
+    LossReason, RetryClass, Snapshot,
     driver::{
         Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Lane, Page, Release,
         Released, Renew, Renewed, Result, Ticket, WakeUp,
@@ -34,6 +34,8 @@ struct Session {
     renewals: Arc<AtomicUsize>,
     /// No name that begins with `away` can be acquired, as if it were of another shard.
     away: Arc<AtomicBool>,
+    /// How many requests for such a name were refused.
+    refused: AtomicUsize,
 }
 
 #[async_trait]
@@ -48,7 +50,13 @@ impl DistributedLock for Session {
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         if self.away.load(SeqCst) && req.name.as_str().starts_with("away") {
-            return Err(DriverError::unavailable("this shard is away"));
+            let refused = self.refused.fetch_add(1, SeqCst);
+            assert!(refused < 1_000, "refused again and again");
+            return Err(match req.name.as_str() {
+                "away, too" => DriverError::new(ErrorKind::Overloaded, "this shard is overloaded")
+                    .with_retry(RetryClass::Later),
+                _ => DriverError::unavailable("this shard is away"),
+            });
         }
         let mut req = req.clone();
         req.lease = Lease::fixed(SESSION * 1_000);
@@ -132,6 +140,7 @@ impl Bench {
             caps,
             renewals: Arc::clone(&renewals),
             away: Arc::clone(&away),
+            refused: AtomicUsize::new(0),
         };
         let builder = Client::builder(Arc::new(session)).clock(clock.clone());
         Self {
@@ -261,4 +270,18 @@ async fn a_name_whose_shard_was_away_for_long_is_waited_for_again() {
     guard.release().await.unwrap();
     let free = time::timeout(SESSION, waiting).await.expect("soon");
     assert_eq!(free.unwrap().unwrap().name().as_str(), "away");
+}
+
+/// It does not fail for a while only, but at once, each time.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_refused_at_once_is_asked_for_in_pauses() {
+    let bench = Bench::new();
+    let guard = bench.client.lock("there").unwrap().acquire().await.unwrap();
+    bench.away.store(true, SeqCst);
+    let any = bench.client.lock_any(["away, too", "there"]).unwrap();
+    let waiting = tokio::spawn(async move { any.acquire().await });
+    time::sleep(SESSION).await;
+    guard.release().await.unwrap();
+    let free = time::timeout(SESSION, waiting).await.expect("soon");
+    assert_eq!(free.unwrap().unwrap().name().as_str(), "there");
 }

@@ -18,7 +18,7 @@
 //!   inherits the presence.
 
 use crate::{
-    clock::Instant,
+    clock::{Clock, Instant},
     driver::{Acquire, Acquired, Capabilities, HolderInfo},
     engine::{
         Engine,
@@ -88,6 +88,11 @@ impl Presences {
         lease.is_renewed() && terms.least().is_none() && lease.length() > self.lease.length()
     }
 
+    fn live(&self, clock: &Clock) -> Option<Arc<Presence>> {
+        self.current()
+            .filter(|presence| presence.hold.is_live(clock))
+    }
+
     fn current(&self) -> Option<Arc<Presence>> {
         let current = self.current.lock();
         current.unwrap_or_else(PoisonError::into_inner).clone()
@@ -101,19 +106,32 @@ impl Engine {
         presences: &Presences,
         give_up: Instant,
     ) -> Result<Arc<Presence>, Absent> {
-        let live = || {
-            let current = presences.current();
-            current.filter(|presence| presence.hold.is_live(&self.clock))
-        };
-        if let Some(presence) = live() {
+        if let Some(presence) = presences.live(&self.clock) {
             return Ok(presence);
         }
-        let _acquiring = tokio::select! {
+        // In a task: a caller that is not polled any more must not keep the others from it.
+        let engine = Arc::clone(self);
+        let acquiring = self.calls.handle.spawn(async move {
+            match &engine.presences {
+                Some(presences) => engine.appear_once(presences, give_up).await,
+                None => Err(Absent::Unanswered),
+            }
+        });
+        tokio::select! {
             biased;
-            acquiring = presences.acquiring.lock() => acquiring,
-            () = self.calls.deadlines.at(give_up) => return Err(Absent::Unanswered),
-        };
-        if let Some(presence) = live() {
+            acquired = acquiring => acquired.unwrap_or(Err(Absent::Unanswered)),
+            () = self.calls.deadlines.at(give_up) => Err(Absent::Unanswered),
+        }
+    }
+
+    /// Acquires the client's presence, unless another task just did.
+    async fn appear_once(
+        self: &Arc<Self>,
+        presences: &Presences,
+        give_up: Instant,
+    ) -> Result<Arc<Presence>, Absent> {
+        let _acquiring = presences.acquiring.lock().await;
+        if let Some(presence) = presences.live(&self.clock) {
             return Ok(presence);
         }
         let presence = Arc::new(self.appear(presences.lease, give_up).await?);

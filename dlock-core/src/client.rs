@@ -245,7 +245,7 @@ impl Client {
     /// locks to the leases**: a release while the protected code still runs would let two holders in. See
     /// [`Shutdown::force`] for processes that have stopped that code.
     ///
-    /// Nothing happens until it is awaited. It ends 2 s after `grace` at the latest.
+    /// Nothing happens until it is awaited. It ends 4 s after `grace` at the latest.
     ///
     /// # Errors
     /// `ShuttingDown` when it was called before. `Indeterminate` when the client's runtime is gone, so that nothing can

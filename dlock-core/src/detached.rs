@@ -318,7 +318,9 @@ async fn attach(
         presence: None,
     };
     let begun = engine.begin(start, engine.clock.now(), None);
-    engine.detached().remove(&detached.hold);
+    if begun.is_some() || !engine.is_closing() {
+        engine.detached().remove(&detached.hold);
+    }
     match begun {
         Some(hold) => Ok(Guard::new(Arc::clone(engine), hold)),
         None if engine.is_closing() => Err(Engine::closed()),

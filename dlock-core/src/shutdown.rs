@@ -154,8 +154,8 @@ impl Shutdown {
         engine.quiet_by(TAIL).await;
         let reported = held.iter().filter(|hold| !hold.is_detached());
         for ((_, fate), hold) in locks.iter_mut().zip(reported) {
-            if *fate == ShutdownOutcome::Unknown && hold.is_released() {
-                *fate = ShutdownOutcome::Released;
+            if *fate == ShutdownOutcome::Unknown {
+                *fate = engine.fate(hold);
             }
         }
         let unknown = engine.cleanup.names();
@@ -205,6 +205,9 @@ impl Engine {
         match hold.state(&self.clock) {
             GuardState::Held | GuardState::Uncertain => {
                 self.lose(hold, LossReason::Shutdown);
+                if hold.is_given_up() {
+                    return ShutdownOutcome::Unknown; // just now, by its user
+                }
                 if !force {
                     return ShutdownOutcome::Left { rest };
                 }
@@ -213,6 +216,17 @@ impl Engine {
             }
             GuardState::Lost(_) if hold.is_given_up() => ShutdownOutcome::Unknown,
             GuardState::Lost(reason) => ShutdownOutcome::Lost(reason),
+        }
+    }
+
+    /// What became of a hold whose release was sent.
+    fn fate(&self, hold: &Hold) -> ShutdownOutcome {
+        match hold.state(&self.clock) {
+            _ if hold.is_released() => ShutdownOutcome::Released,
+            GuardState::Lost(LossReason::NotHeld) if !hold.is_given_up() => {
+                ShutdownOutcome::Lost(LossReason::NotHeld)
+            }
+            _ => ShutdownOutcome::Unknown,
         }
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::{
     clock::Instant,
-    driver::{Acquired, Release, Ticket, Wake},
+    driver::{Acquired, Release, Released, Ticket, Wake},
     engine::{
         Engine,
         call::{ATTEMPT_LIMIT, Call},
@@ -75,6 +75,8 @@ pub(crate) struct CleanupJob {
     pub(crate) hold: Option<Target>,
     /// The hold to mark as released when the store confirms it.
     pub(crate) held: Option<Arc<Hold>>,
+    /// A release of it was sent before.
+    pub(crate) sent: bool,
     /// Until when an unanswered copy of its acquire may still take hold.
     pub(crate) indeterminate_until: Option<Instant>,
     /// The job does not begin before this time.
@@ -100,6 +102,7 @@ impl CleanupJob {
             name,
             hold: None,
             held: None,
+            sent: false,
             indeterminate_until: None,
             after: Instant::ORIGIN,
             min_hold_until: None,
@@ -286,23 +289,28 @@ impl Engine {
         let Some(target) = job.hold else {
             return true;
         };
-        let mut pause = PAUSE.0;
+        let (mut pause, mut sent) = (PAUSE.0, job.sent);
         while self.goes_on(over) {
             let mut request = Release::new(job.name.clone(), target.owner, target.hold);
             request.min_hold = self.rest(job.min_hold_until);
             let now = self.clock.now();
             match self.release_once(request, now, now + ATTEMPT_LIMIT).await {
-                Some(Ok(_)) => {
-                    if let Some(held) = &job.held {
-                        held.released();
+                Some(Ok(released)) => {
+                    match (&job.held, released) {
+                        (Some(held), Released::NotHeld { .. }) if !sent => held.not_found(),
+                        (Some(held), _) => held.released(),
+                        (None, _) => {}
                     }
                     // Wakes the waiters even if the hold was no longer there: another holder may be gone by
                     // now.
                     self.wake(&job.name);
                     return true;
                 }
-                Some(Err(error)) => self.report(job, &error),
-                None => {}
+                Some(Err(error)) => {
+                    sent |= error.effect() == Effect::Unknown;
+                    self.report(job, &error);
+                }
+                None => sent = true,
             }
             pause = self.pause(pause).await;
         }

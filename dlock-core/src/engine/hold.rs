@@ -319,9 +319,10 @@ impl Hold {
 
     /// Records that the store had nothing to release: the hold was lost before, unnoticed.
     pub(crate) fn not_found(&self) {
-        let _ = self
-            .phase
-            .compare_exchange(RELEASING, NOT_HELD, SeqCst, SeqCst);
+        let _ = self.phase.fetch_update(SeqCst, SeqCst, |phase| {
+            (matches!(phase, RELEASING | SHUT_DOWN) && !self.confirmed.load(SeqCst))
+                .then_some(NOT_HELD)
+        });
     }
 
     /// Whether it was released, by its user or a forced shutdown, and the store confirmed it.

@@ -227,10 +227,13 @@ impl Engine {
     }
 
     pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
-        self.leave_table(hold, HoldEnd::Lost(reason));
-        self.stop_renewing(hold);
         // The guard may have noticed the deadline first, or nothing has yet.
         hold.lose(reason);
+        if hold.is_given_up() {
+            return; // its release has begun, and counts how it ends
+        }
+        self.leave_table(hold, HoldEnd::Lost(reason));
+        self.stop_renewing(hold);
         let unattended = hold.is_unattended();
         let why = if unattended { UNATTENDED } else { "" };
         self.lose_dependents(hold);

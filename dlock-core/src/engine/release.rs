@@ -66,6 +66,8 @@ pub(crate) struct Releasing {
     /// The state in which it found the hold.
     before: GuardState,
     open: bool,
+    /// It was sent once at least.
+    sent: bool,
     /// The hold was in the lock table, so this release ends it for its client.
     ends: bool,
     end: HoldEnd,
@@ -89,6 +91,7 @@ impl Releasing {
             began,
             before,
             open: is_needed(hold, before, began),
+            sent: false,
             ends: engine.strike(hold),
             end,
             counted_as,
@@ -148,11 +151,12 @@ impl Releasing {
 
     /// Sends the release once. Its next local waiter need not wait for the answer.
     async fn send(
-        &self,
+        &mut self,
         request: Release,
         sent: Instant,
         end: Instant,
     ) -> Option<Result<Released, DriverError>> {
+        self.sent = true;
         let mut answer = pin!(self.engine.release_once(request, sent, end));
         let mut is_sent = false;
         poll_fn(|cx| {
@@ -229,7 +233,7 @@ impl Releasing {
         let now = self.engine.clock.now();
         if until > sent || now.since(sent) > PROMPT {
             let mut job = CleanupJob::of(&self.hold);
-            job.indeterminate_until = Some(until.max(now));
+            (job.sent, job.indeterminate_until) = (true, Some(until.max(now)));
             self.engine.clean_up(job);
         }
     }
@@ -279,7 +283,9 @@ impl Drop for Releasing {
             );
         }
         if self.open {
-            self.engine.clean_up(CleanupJob::of(&self.hold));
+            let mut job = CleanupJob::of(&self.hold);
+            job.sent = self.sent;
+            self.engine.clean_up(job);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Bench, SECOND, at_first_event};
 use dlock_core::{
-    ErrorKind, GuardState, LossReason,
+    ErrorKind, GuardState, LossReason, ShutdownOutcome,
     driver::{DistributedLock, Wake},
 };
 use dlock_memory::{Call, Fault};
@@ -26,6 +26,27 @@ async fn a_shutdown_does_not_report_as_unknown_what_ended_in_its_grace() {
     drop(guard);
     let report = client.shutdown(2 * SECOND).await.unwrap();
     assert_eq!(report.unknown, []);
+}
+
+/// It was broken, which no renewal has shown yet.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_was_lost_unnoticed_is_not_reported_as_released() {
+    for force in [false, true] {
+        let (client, _) = Bench::new(Wake::Queue).client();
+        let guard = client.lock("x").unwrap().acquire().await.unwrap();
+        client.admin().break_lock("x", None).await.unwrap();
+        let report = match force {
+            true => client.shutdown(Duration::ZERO).force().await.unwrap(),
+            false => {
+                let mut shutdown = pin!(client.shutdown(SECOND).into_future());
+                assert!(shutdown.as_mut().now_or_never().is_none());
+                drop(guard);
+                shutdown.await.unwrap()
+            }
+        };
+        let lost = ShutdownOutcome::Lost(LossReason::NotHeld);
+        assert_eq!(report.locks, [("x".parse().unwrap(), lost)], "{force}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

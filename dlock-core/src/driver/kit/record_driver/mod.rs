@@ -105,7 +105,8 @@ impl<S: RecordStore> RecordDriver<S> {
                 None => tokio::select! {
                     biased;
                     held = self.gate(name).lock() => gate = Some(held),
-                    () = self.clock.sleep_until(give_up) => return Err(error),
+                    // It may be with a caller that is not polled any more.
+                    () = self.clock.sleep_until(give_up.min(self.clock.now() + AT_THE_GATE)) => {}
                 },
                 Some(_) => tokio::time::sleep(backoff.pause()).await,
             }
@@ -674,6 +675,8 @@ fn contended() -> DriverError {
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Names share gates, at the price of waiting for each other.
 const GATES: usize = 64;
+/// How long a request waits at a gate before it repeats without.
+const AT_THE_GATE: Duration = Duration::from_secs(1);
 /// The first pause after a lost race, and the longest.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);

@@ -79,7 +79,8 @@ impl Inner {
         };
         let sent = self.clock.now();
         let keep = async {
-            match keeps {
+            // The answer for a lease that is over comes when the server has ended it, and holds up all others.
+            match keeps && lease.until > sent {
                 true => self
                     .connection
                     .keep_alive(lease.id)
@@ -381,8 +382,13 @@ impl Request<'_> {
     }
 
     fn leave_next(&self) {
-        if let Some(next) = self.req.next_ticket {
-            self.inner.forget(&(self.req.name.clone(), next));
+        if let Some((next, (_, lease))) = self.req.next_ticket.zip(self.next.as_ref()) {
+            let key = (self.req.name.clone(), next);
+            // Another task may wait with that ticket by now.
+            let waiter = self.inner.table().waiters.get(&key).map(|it| it.lease.id);
+            if waiter == Some(*lease) {
+                self.inner.forget(&key);
+            }
         }
     }
 }

@@ -25,17 +25,18 @@ use tokio::{
 
 /// The connection to the cluster. Without `Debug`: the options have the password.
 pub(crate) struct Connection {
-    config: EtcdConfig,
-    options: ConnectOptions,
-    current: Mutex<Current>,
+    members: Arc<Members>,
     keep_alives: mpsc::Sender<KeepAlive>,
+    /// That of the client, which lasts as long as the connection must.
+    runtime: Handle,
 }
 
-#[derive(Default)]
-struct Current {
-    link: Option<Arc<Link>>,
-    /// The member to connect to next.
-    next: usize,
+struct Members {
+    config: EtcdConfig,
+    options: ConnectOptions,
+    current: std::sync::Mutex<Option<Arc<Link>>>,
+    /// The member to connect to next. Locked while one is connected to.
+    next: Mutex<usize>,
 }
 
 /// The connection to one member.
@@ -110,15 +111,78 @@ impl KeepAlive {
 /// The stream of keep-alives, to be run by [`keep_alives`].
 pub(crate) type KeepAlives = mpsc::Receiver<KeepAlive>;
 
+impl Members {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn current(&self) -> Option<Arc<Link>> {
+        self.lock().clone().filter(|link| !link.is_lost())
+    }
+
+    async fn connect(&self) -> Result<Arc<Link>> {
+        let mut next = self.next.lock().await;
+        if let Some(link) = self.current() {
+            return Ok(link);
+        }
+        let mut refused = None;
+        for _ in 0..self.config.hosts.len() {
+            let host = &self.config.hosts[*next % self.config.hosts.len()];
+            *next = next.wrapping_add(1);
+            let connected = timeout(CONNECT, self.connect_to(host)).await;
+            match connected.unwrap_or_else(|_| Err(DriverError::unavailable(SLOW_MEMBER))) {
+                Ok(client) => {
+                    let (lost, _) = watch::channel(false);
+                    let link = Arc::new(Link {
+                        client,
+                        lost,
+                        heard: std::sync::Mutex::new(Instant::now()),
+                    });
+                    *self.lock() = Some(Arc::clone(&link));
+                    return Ok(link);
+                }
+                Err(error) => {
+                    tracing::debug!(target: "dlock::etcd", host, %error, "a member cannot be used");
+                    refused = Some(error);
+                }
+            }
+        }
+        Err(refused.unwrap_or_else(|| DriverError::misuse("the etcd URL names no hosts")))
+    }
+
+    async fn connect_to(&self, host: &str) -> Result<Client> {
+        let scheme = if self.config.tls { "https" } else { "http" };
+        let host = format!("{scheme}://{host}");
+        let mut client = Client::connect([host], Some(self.options.clone()))
+            .await
+            .map_err(unreached)?;
+        let status = client.status().await.map_err(unreached)?;
+        check_version(status.version())?;
+        if status.is_learner() {
+            return Err(DriverError::unavailable(
+                "the member is a learner, which serves no locks",
+            ));
+        }
+        if status.leader() == 0 {
+            return Err(DriverError::unavailable("the member knows no leader"));
+        }
+        Ok(client)
+    }
+}
+
 impl Connection {
     /// Connects to one of the members.
     pub(crate) async fn open(config: EtcdConfig) -> Result<(Self, KeepAlives)> {
         let (keep_alives, requests) = mpsc::channel(QUEUED);
         let connection = Self {
-            options: options(&config).await?,
-            config,
-            current: Mutex::default(),
+            members: Arc::new(Members {
+                options: options(&config).await?,
+                config,
+                current: std::sync::Mutex::default(),
+                next: Mutex::default(),
+            }),
             keep_alives,
+            runtime: Handle::current(),
         };
         connection.link().await?;
         log_findings("etcd", &connection.diagnose().await);
@@ -186,52 +250,13 @@ impl Connection {
 
     /// The connection in use, or a new one to the next member that answers.
     pub(crate) async fn link(&self) -> Result<Arc<Link>> {
-        let mut current = self.current.lock().await;
-        if let Some(link) = current.link.as_ref().filter(|link| !link.is_lost()) {
-            return Ok(Arc::clone(link));
+        if let Some(link) = self.members.current() {
+            return Ok(link);
         }
-        let mut refused = None;
-        for _ in 0..self.config.hosts.len() {
-            let host = &self.config.hosts[current.next % self.config.hosts.len()];
-            current.next = current.next.wrapping_add(1);
-            let connected = timeout(CONNECT, self.connect_to(host)).await;
-            match connected.unwrap_or_else(|_| Err(DriverError::unavailable(SLOW_MEMBER))) {
-                Ok(client) => {
-                    let (lost, _) = watch::channel(false);
-                    let link = Arc::new(Link {
-                        client,
-                        lost,
-                        heard: std::sync::Mutex::new(Instant::now()),
-                    });
-                    current.link = Some(Arc::clone(&link));
-                    return Ok(link);
-                }
-                Err(error) => {
-                    tracing::debug!(target: "dlock::etcd", host, %error, "a member cannot be used");
-                    refused = Some(error);
-                }
-            }
-        }
-        Err(refused.unwrap_or_else(|| DriverError::misuse("the etcd URL names no hosts")))
-    }
-
-    async fn connect_to(&self, host: &str) -> Result<Client> {
-        let scheme = if self.config.tls { "https" } else { "http" };
-        let host = format!("{scheme}://{host}");
-        let mut client = Client::connect([host], Some(self.options.clone()))
-            .await
-            .map_err(unreached)?;
-        let status = client.status().await.map_err(unreached)?;
-        check_version(status.version())?;
-        if status.is_learner() {
-            return Err(DriverError::unavailable(
-                "the member is a learner, which serves no locks",
-            ));
-        }
-        if status.leader() == 0 {
-            return Err(DriverError::unavailable("the member knows no leader"));
-        }
-        Ok(client)
+        // In a task: a caller that is not polled any more must keep no other from it.
+        let members = Arc::clone(&self.members);
+        let connected = self.runtime.spawn(async move { members.connect().await });
+        connected.await.unwrap_or_else(|_| Err(unanswered()))
     }
 
     /// Sends one request.

@@ -126,7 +126,8 @@ impl Inner {
         self.turn(key);
     }
 
-    /// Removes a waiter that did not use its turn, if it was one: the end of one of several holds looks the same.
+    /// Removes a waiter that did not use its turn, if it was one: the end of one of several holds looks the same, but where
+    /// sharers may enter beside the others.
     pub(crate) fn turn_over(self: &Arc<Self>, key: WaiterKey) {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
@@ -140,7 +141,7 @@ impl Inner {
             // Not answered, it is read again soon.
             waiter.turn = line.is_none().then(|| inner.clock.now() + ANSWER);
             drop(table);
-            if line.is_some_and(|line| line.taken.is_empty()) {
+            if line.is_some_and(|line| line.is_open()) {
                 inner.forget(&key);
             } else {
                 inner.earlier.notify_one();

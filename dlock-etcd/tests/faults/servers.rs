@@ -13,6 +13,7 @@ use dlock_etcd::{
     EtcdDriver,
     etcd_client::{self, AlarmAction, AlarmType, ConnectOptions, Permission, PermissionType},
 };
+use futures_util::FutureExt;
 use std::time::{Duration, Instant};
 use tokio::{
     task::spawn_blocking,
@@ -405,5 +406,24 @@ async fn both_sides_show_certificates_and_strangers_are_refused() {
             .await
             .expect_err("it is refused");
         assert_eq!(error.kind(), kind, "{settings}: {error}");
+    }
+}
+
+/// As in a `select!` that went elsewhere: it began to connect, and keeps its future.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_not_polled_any_more_keeps_no_other_from_the_connection() {
+    let (server, proxy) = proxied(&[]).await;
+    let driver = driver(&server.url_at(proxy.addr())).await;
+    let name = "x".parse().unwrap();
+    for _ in 0..3 {
+        proxy.refuse(true);
+        proxy.cut();
+        driver.inspect(&name).await.unwrap_err();
+        proxy.heal();
+        let lasts = ask("asleep", 1, LONG, LONG);
+        let mut asleep = driver.acquire(&lasts);
+        assert!((&mut asleep).now_or_never().is_none());
+        let others = timeout(4 * SECOND, driver.inspect(&name)).await;
+        others.expect("it is answered").unwrap();
     }
 }

@@ -151,16 +151,18 @@ impl Cluster {
     /// What is open to the master at that address; connects where there is nothing yet.
     pub(crate) async fn node(&self, addr: NodeAddr) -> Result<Arc<Node>> {
         let cell = Arc::clone(self.nodes().entry(addr.clone()).or_default());
-        let open = async || {
-            let config = self.config.of_node(self.addr_of(&addr));
-            let (inbox, shortest) = (self.inbox.clone(), self.shortest.clone());
-            let opening = async move { Node::open(&config, inbox, shortest, None).await };
-            let opened = self.runtime.spawn(opening).await;
-            opened
-                .unwrap_or_else(|_| Err(error::closed()))
-                .map(Arc::new)
+        if let Some(node) = cell.get() {
+            return Ok(Arc::clone(node));
+        }
+        let config = self.config.of_node(self.addr_of(&addr));
+        let (inbox, shortest) = (self.inbox.clone(), self.shortest.clone());
+        let open = async move || {
+            let node = Node::open(&config, inbox, shortest, None).await;
+            node.map(Arc::new)
         };
-        cell.get_or_try_init(open).await.cloned()
+        // In a task: a caller that is not polled any more must keep no other from it.
+        let opened = (self.runtime).spawn(async move { cell.get_or_try_init(open).await.cloned() });
+        opened.await.unwrap_or_else(|_| Err(error::closed()))
     }
 
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {

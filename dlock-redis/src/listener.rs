@@ -38,6 +38,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
+    runtime::Handle,
     sync::{Notify, watch},
     time::Instant,
 };
@@ -116,6 +117,8 @@ pub(crate) struct Listener {
     changed: Arc<Notify>,
     /// The last echo that arrived.
     echo: watch::Sender<u64>,
+    /// That of the client.
+    runtime: Handle,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,6 +180,7 @@ impl Listener {
             stage: watch::Sender::new(Stage::New),
             changed: Arc::default(),
             echo: watch::Sender::new(0),
+            runtime: Handle::current(),
         });
         let (weak, stage) = (Arc::downgrade(&wake_ups), wake_ups.stage.clone());
         let changed = wake_ups.changed.clone();
@@ -216,10 +220,22 @@ impl Listener {
 
     /// Subscribes to the channel of a lock in a cluster, unless that is done. The server refuses it where it does not
     /// have the slot, nor is asked to take it for one that is being moved to it.
-    pub(crate) async fn subscribe(&self, channel: &str, asking: bool) -> RedisResult<()> {
+    pub(crate) async fn subscribe(
+        self: &Arc<Self>,
+        channel: &str,
+        asking: bool,
+    ) -> RedisResult<()> {
         if self.listening().hears(channel) {
             return Ok(());
         }
+        // In a task: a caller that is not polled any more must keep no other from it.
+        let (listener, channel) = (Arc::clone(self), channel.to_owned());
+        let subscribing =
+            (self.runtime).spawn(async move { listener.subscribe_in_turn(&channel, asking).await });
+        subscribing.await.unwrap_or(Ok(()))
+    }
+
+    async fn subscribe_in_turn(&self, channel: &str, asking: bool) -> RedisResult<()> {
         let _one = self.subscribing.lock().await;
         let (native, idle) = {
             let mut listening = self.listening();

@@ -2,12 +2,11 @@
 
 use super::{
     gated_driver::{CallOutcome, Step},
-    test_client::{ABSENT, TestClient, fails, frees, not_lost, stays_held},
+    test_client::{ABSENT, TestClient, fails, frees, stays_held},
 };
 use crate::{Ctx, Failure, Result, case::cases, ctx::several, ensure, same};
 use dlock_core::{
-    DEFAULT_POLL_INTERVAL, ErrorKind, GuardState, HoldId, Lease, Lock, LockName, LossReason, Owner,
-    Snapshot,
+    DEFAULT_POLL_INTERVAL, ErrorKind, HoldId, Lease, Lock, LockName, LossReason, Owner, Snapshot,
 };
 use futures_util::TryStreamExt;
 use std::{sync::Arc, time::Duration};
@@ -305,7 +304,6 @@ async fn presences_are_no_locks_of_users(ctx: Ctx) -> Result {
     same("a presence is listed", shown(&listed, "~alive:"), false)?;
     let listed: Vec<_> = admin.list("~alive:").try_collect().await?;
     same("with its prefix", shown(&listed, "~alive:"), true)?;
-    not_lost(&guard)?;
-    same("its state", guard.state(), GuardState::Held)?;
+    stays_held(&ctx, &guard).await?;
     frees(&ctx, guard).await
 }

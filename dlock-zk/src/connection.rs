@@ -91,10 +91,17 @@ impl Lanes {
     }
 
     /// The session of a lane. Opens it if there is none.
-    pub(crate) async fn session(&self, lane: Lane) -> Result<Arc<Session>> {
+    pub(crate) async fn session(self: &Arc<Self>, lane: Lane) -> Result<Arc<Session>> {
         if let Some(session) = self.current(lane) {
             return Ok(session);
         }
+        // In a task: a caller that is not polled any more must keep no other from it.
+        let lanes = Arc::clone(self);
+        let opened = self.runtime.spawn(async move { lanes.open(lane).await });
+        opened.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    async fn open(&self, lane: Lane) -> Result<Arc<Session>> {
         let slot = self.slot(lane).ok_or_else(over)?;
         let _opening = slot.opening.lock().await;
         if let Some(session) = self.current(lane) {
@@ -107,11 +114,7 @@ impl Lanes {
         let client = match &self.given {
             Some(client) if client.state().is_terminated() => return Err(over()),
             Some(client) => client.clone(),
-            None => {
-                let connecting = connect_soon(self.config.clone(), self.clock.clone());
-                let connecting = self.runtime.spawn(connecting);
-                connecting.await.unwrap_or_else(|_| Err(closed()))?
-            }
+            None => connect_soon(self.config.clone(), self.clock.clone()).await?,
         };
         let session = Session::start(lane, client, self, began);
         *slot.current() = Some(Arc::clone(&session));

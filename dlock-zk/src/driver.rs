@@ -37,7 +37,7 @@ use zookeeper_client::{Client, Error as Native};
 /// ```
 #[derive(Debug)]
 pub struct ZkDriver {
-    lanes: Lanes,
+    lanes: Arc<Lanes>,
     caps: Capabilities,
 }
 
@@ -110,7 +110,7 @@ impl ZkDriver {
         check_runtime()?;
         let store = config.store();
         let proves = given.is_some();
-        let lanes = Lanes::new(config, given);
+        let lanes = Arc::new(Lanes::new(config, given));
         let session = lanes.session(Lane(0)).await?;
         if proves {
             session.prove_twice().await?;

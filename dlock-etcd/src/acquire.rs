@@ -78,9 +78,14 @@ impl Inner {
             },
         };
         let sent = self.clock.now();
+        if lease.until <= sent {
+            // A keep-alive for a lease that is over is answered when the server has ended it, and holds up all others.
+            asked.refused(false);
+            request.leave_next();
+            return Ok(None);
+        }
         let keep = async {
-            // The answer for a lease that is over comes when the server has ended it, and holds up all others.
-            match keeps && lease.until > sent {
+            match keeps {
                 true => self
                     .connection
                     .keep_alive(lease.id)

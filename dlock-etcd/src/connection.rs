@@ -7,7 +7,10 @@ use crate::{
     EtcdConfig,
     error::{check_version, failed, is_open, unanswered, unreached},
 };
-use dlock_core::driver::{DriverError, Finding, Result, Severity, kit::log_findings};
+use dlock_core::driver::{
+    DriverError, Finding, Result, Severity,
+    kit::{in_runtime, log_findings},
+};
 use etcd_client::{
     AlarmAction, AlarmType, Client, ConnectOptions, Error as Native, LeaseGrantOptions,
     LeaseKeepAliveStream, LeaseKeeper, Txn, TxnResponse,
@@ -255,8 +258,9 @@ impl Connection {
         }
         // In a task: a caller that is not polled any more must keep no other from it.
         let members = Arc::clone(&self.members);
-        let connected = self.runtime.spawn(async move { members.connect().await });
-        connected.await.unwrap_or_else(|_| Err(unanswered()))
+        let connected = in_runtime(&self.runtime, async move { members.connect().await });
+        let ended = || Err(DriverError::unavailable("the client's runtime has ended"));
+        connected.await.unwrap_or_else(ended)
     }
 
     /// Sends one request.

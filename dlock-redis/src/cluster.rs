@@ -17,7 +17,10 @@ use crate::{
 };
 use dlock_core::{
     Effect, RetryClass,
-    driver::{DriverError, Finding, Result, kit::log_findings},
+    driver::{
+        DriverError, Finding, Result,
+        kit::{in_runtime, log_findings},
+    },
 };
 use futures_util::{
     FutureExt,
@@ -161,8 +164,9 @@ impl Cluster {
             node.map(Arc::new)
         };
         // In a task: a caller that is not polled any more must keep no other from it.
-        let opened = (self.runtime).spawn(async move { cell.get_or_try_init(open).await.cloned() });
-        opened.await.unwrap_or_else(|_| Err(error::closed()))
+        let opening = async move { cell.get_or_try_init(open).await.cloned() };
+        let opened = in_runtime(&self.runtime, opening).await;
+        opened.unwrap_or_else(|| Err(error::closed()))
     }
 
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -22,7 +22,11 @@ use crate::{
     error,
     tickets::Tickets,
 };
-use dlock_core::driver::{Result, WakeUp, kit::WakeUps, system_random};
+use dlock_core::driver::{
+    Result, WakeUp,
+    kit::{WakeUps, in_runtime},
+    system_random,
+};
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
 use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
@@ -230,9 +234,9 @@ impl Listener {
         }
         // In a task: a caller that is not polled any more must keep no other from it.
         let (listener, channel) = (Arc::clone(self), channel.to_owned());
-        let subscribing =
-            (self.runtime).spawn(async move { listener.subscribe_in_turn(&channel, asking).await });
-        subscribing.await.unwrap_or(Ok(()))
+        let subscribing = async move { listener.subscribe_in_turn(&channel, asking).await };
+        let subscribed = in_runtime(&self.runtime, subscribing).await;
+        subscribed.unwrap_or(Ok(()))
     }
 
     async fn subscribe_in_turn(&self, channel: &str, asking: bool) -> RedisResult<()> {

@@ -19,7 +19,7 @@ use dlock_core::{
     Clock, FencingToken, Instant, LockName, RetryClass,
     driver::{
         Finding, Lane, Result,
-        kit::{ServerClock, WakeUps},
+        kit::{ServerClock, WakeUps, in_runtime},
     },
 };
 use std::{
@@ -97,8 +97,8 @@ impl Lanes {
         }
         // In a task: a caller that is not polled any more must keep no other from it.
         let lanes = Arc::clone(self);
-        let opened = self.runtime.spawn(async move { lanes.open(lane).await });
-        opened.await.unwrap_or_else(|_| Err(closed()))
+        let opened = in_runtime(&self.runtime, async move { lanes.open(lane).await });
+        opened.await.unwrap_or_else(|| Err(closed()))
     }
 
     async fn open(&self, lane: Lane) -> Result<Arc<Session>> {
@@ -116,8 +116,12 @@ impl Lanes {
             Some(client) => client.clone(),
             None => connect_soon(self.config.clone(), self.clock.clone()).await?,
         };
+        let mut current = slot.current();
+        if self.closed.load(SeqCst) {
+            return Err(closed());
+        }
         let session = Session::start(lane, client, self, began);
-        *slot.current() = Some(Arc::clone(&session));
+        *current = Some(Arc::clone(&session));
         Ok(session)
     }
 

@@ -19,7 +19,7 @@
 
 use crate::{
     clock::{Clock, Instant},
-    driver::{Acquire, Acquired, Capabilities, HolderInfo},
+    driver::{Acquire, Acquired, Capabilities, HolderInfo, kit::in_runtime},
     engine::{
         Engine,
         call::Call,
@@ -111,7 +111,7 @@ impl Engine {
         }
         // In a task: a caller that is not polled any more must not keep the others from it.
         let engine = Arc::clone(self);
-        let acquiring = self.calls.handle.spawn(async move {
+        let acquiring = in_runtime(&self.calls.handle, async move {
             match &engine.presences {
                 Some(presences) => engine.appear_once(presences, give_up).await,
                 None => Err(Absent::Unanswered),
@@ -119,7 +119,10 @@ impl Engine {
         });
         tokio::select! {
             biased;
-            acquired = acquiring => acquired.unwrap_or(Err(Absent::Unanswered)),
+            acquired = acquiring => acquired.unwrap_or_else(|| {
+                let error = DriverError::unavailable("the client's runtime has ended");
+                Err(Absent::Failed(error.with_retry(RetryClass::Later)))
+            }),
             () = self.calls.deadlines.at(give_up) => Err(Absent::Unanswered),
         }
     }
@@ -133,6 +136,9 @@ impl Engine {
         let _acquiring = presences.acquiring.lock().await;
         if let Some(presence) = presences.live(&self.clock) {
             return Ok(presence);
+        }
+        if self.clock.now() >= give_up {
+            return Err(Absent::Unanswered);
         }
         let presence = Arc::new(self.appear(presences.lease, give_up).await?);
         let mut current = presences.current.lock();

@@ -87,6 +87,7 @@ fn main() -> ExitCode {
     ));
     trials.extend(tests!(
         sessions:
+        a_connect_that_is_dropped_leaves_no_session,
         sessions_are_opened_when_needed_and_last_as_long_as_granted,
         one_write_proves_a_session_for_all_that_it_carries,
         a_cycle_asks_three_times,

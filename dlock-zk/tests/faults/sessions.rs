@@ -64,6 +64,21 @@ pub(crate) async fn sessions_are_opened_when_needed_and_last_as_long_as_granted(
     }
 }
 
+/// As by a program that limits the time of its start and tries again.
+pub(crate) async fn a_connect_that_is_dropped_leaves_no_session() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let before = figure(&server, "zk_num_alive_connections");
+    for after in (0..60).step_by(2).map(Duration::from_millis) {
+        if let Ok(driver) = timeout(after, ZkDriver::connect(&server.url())).await {
+            driver.unwrap().close().await;
+        }
+    }
+    until("no connection more than before", SESSION * 10, || async {
+        figure(&server, "zk_num_alive_connections") <= before
+    })
+    .await;
+}
+
 pub(crate) async fn one_write_proves_a_session_for_all_that_it_carries() {
     let server = server(ZooKeeperOptions::default()).await;
     let url = format!("{}/dlock?dlock.session=12s&dlock.sessions=1", server.url());

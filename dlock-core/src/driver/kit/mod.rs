@@ -41,7 +41,7 @@
 //! A client of which one connection serves one request at a time (SQL) takes [`Connections`]: some connections are
 //! for renewals alone; one that failed, or whose request was dropped, is closed, and so are those opened before it.
 //!
-//! A client that sends all requests over one connection (NATS, HTTP/2) needs no list, but four rules:
+//! A client that sends all requests over one connection (NATS, HTTP/2) needs no list, but five rules:
 //!
 //! - Without a connection a request waits for one until [`Call::give_up`]. Then it is
 //!   [`unavailable`](super::DriverError::unavailable).
@@ -50,6 +50,7 @@
 //!   would decide.
 //! - A request that a few seconds leave without an answer is unanswered too, and the connection is given up: behind a
 //!   lost answer nothing more may come. Renewals go over it.
+//! - Who connects must not be a caller that is polled no more, while the others wait for it: [`in_runtime`].
 //! - A client may keep a request while it is disconnected, and send it later: so it must carry its not-after.
 //!
 //! The first connection is tried once, so that a program learns at its start that it cannot work.
@@ -63,6 +64,7 @@ mod deadlines;
 mod error_table;
 mod hex;
 mod hold_set;
+mod in_runtime;
 mod record;
 mod record_driver;
 mod record_store;
@@ -83,6 +85,7 @@ pub use deadlines::Deadlines;
 pub use error_table::{ErrorClass, Failure};
 pub use hex::{from_hex, to_hex};
 pub use hold_set::{HoldSet, HoldSetError};
+pub use in_runtime::in_runtime;
 pub use record::{DamagedRecord, Decision, Record, StoreTime};
 pub use record_driver::{RecordBacked, RecordDriver, WAITERS_MARK};
 pub use record_store::{

@@ -14,6 +14,7 @@ pub use dialer::{ConnectionOutcome, Dialed, Dialer};
 use super::{
     answer_limit::{AnswerLimit, Timer},
     backoff::Backoff,
+    in_runtime::in_runtime,
     record_store::{Call, Class},
     server_clock::ServerClock,
 };
@@ -33,7 +34,6 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Notify, Semaphore, SemaphorePermit},
-    task::JoinSet,
 };
 
 /// All connections of a driver.
@@ -311,12 +311,10 @@ impl<D: Dialer> Connections<D> {
     async fn dial(&self) -> Result<Link<D>> {
         let age = self.age.load(Ordering::Relaxed);
         let dialer = Arc::clone(&self.dialer);
-        let mut dialling = JoinSet::new(); // dropped, it ends the attempt
-        dialling.spawn_on(async move { dialer.dial().await }, &self.runtime);
         let dialling = async {
-            match dialling.join_next().await {
-                Some(Ok(dialled)) => dialled,
-                _ => self.dialer.dial().await, // the client's runtime has ended
+            match in_runtime(&self.runtime, async move { dialer.dial().await }).await {
+                Some(dialled) => dialled,
+                None => self.dialer.dial().await, // the client's runtime has ended
             }
         };
         let dialled = tokio::time::timeout(self.within, dialling).await;

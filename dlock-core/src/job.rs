@@ -273,7 +273,7 @@ impl Job {
             loop {
                 let late = job.tick().await;
                 // Later, another replica may have run it and died since.
-                let rest = match late <= difference {
+                let rest = match late <= difference.max(PROMPT) {
                     true => job.period.saturating_sub(difference + late),
                     false => Duration::ZERO,
                 };
@@ -403,6 +403,9 @@ impl<E: Into<Box<dyn StdError + Send + Sync>>> Led<Result<(), E>> {
         }
     }
 }
+
+/// A tick that is noticed within this time is in time.
+const PROMPT: Duration = Duration::from_millis(100);
 
 /// The shortest period. Clocks and stores are not exact enough for less.
 const SHORTEST: Duration = Duration::from_secs(1);

@@ -50,6 +50,8 @@ pub(crate) struct Queue {
     pub(crate) next: Option<Ticket>,
     /// When the head polls again.
     pub(crate) poll_at: Instant,
+    /// By when the head was told to poll, since its last attempt. The answer to that may be older.
+    pub(crate) told: Option<Instant>,
     /// Polls since the last grant, for polling stores whose pause doubles.
     pub(crate) polls: u32,
     /// A wake-up came, and no attempt has followed it yet.
@@ -264,6 +266,7 @@ impl Queue {
     pub(crate) fn begin(&mut self, beside: u32) {
         self.beside = beside;
         self.poll_at = Instant::ORIGIN;
+        self.told = None;
         self.polls = 0;
         self.woken = false;
         self.next_woken = false;
@@ -372,6 +375,7 @@ impl Queue {
 
     /// Makes the head poll by `at`.
     pub(crate) fn poll_by(&mut self, at: Instant) {
+        self.told = Some(self.told.map_or(at, |told| told.min(at)));
         if at < self.poll_at {
             self.poll_at = at;
             self.wake_head();

@@ -175,3 +175,22 @@ async fn a_sharer_whose_answer_was_lost_beside_the_head_keeps_no_permit() {
         }
     }
 }
+
+/// The one ahead does not take its turn. The second is told when that is over, before it has the answer that makes it wait.
+#[tokio::test(start_paused = true)]
+async fn a_time_to_poll_that_comes_before_the_answer_is_kept() {
+    let bench = Bench::new(Wake::Queue);
+    let ((holder, _), (gone, deaf)) = (bench.client(), bench.client());
+    let (second, slow) = bench.client();
+    let guard = holder.lock("x").unwrap().acquire().await.unwrap();
+    deaf.wake_ups(WakeUpFault::Lose);
+    let ahead = tokio::spawn(gone.lock("x").unwrap().acquire());
+    time::sleep(MOMENT).await;
+    slow.once(Call::Acquire, Fault::Slow(MOMENT * 2));
+    let waiting = tokio::spawn(second.lock("x").unwrap().acquire());
+    time::sleep(MOMENT).await;
+    guard.release().await.unwrap();
+    let next = time::timeout(SECOND * 3 / 2, waiting).await;
+    drop(next.expect("when the turn is over").unwrap().unwrap());
+    ahead.abort();
+}

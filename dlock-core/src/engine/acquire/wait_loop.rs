@@ -183,6 +183,7 @@ impl Wait {
             return Step::Sleep(at);
         }
         queue.woken = false;
+        queue.told = None;
         let others = queue.len() > 1;
         Step::Attempt {
             tickets: Tickets {
@@ -309,7 +310,8 @@ impl Wait {
                 };
                 entry.queue.refused();
                 entry.queue.polls = entry.queue.polls.saturating_add(1);
-                entry.queue.poll_at = now + pause.max(SHORTEST);
+                let poll_at = now + pause.max(SHORTEST);
+                entry.queue.poll_at = entry.queue.told.map_or(poll_at, |told| told.min(poll_at));
             }
             self.position.enter(&mut entry.queue, 0);
             entry.queue.beside = 0;

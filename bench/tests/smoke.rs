@@ -510,15 +510,35 @@ mod compare {
     }
 
     #[test]
-    fn a_peer_that_does_not_exist_is_refused_with_the_list() -> Outcome {
-        let output = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
-            .args(["compare", "--peers", "zookeper", "--out", "unused"])
-            .output()?;
-        let said = String::from_utf8(output.stderr)?;
+    fn only_the_chosen_cases_run() -> Outcome {
+        let out = tempfile::tempdir()?;
+        let chosen = ["--backends", "sqlite", "--cases", "main-1,names-100"];
+        let rows = compare(&chosen, out.path())?;
+        let ours = rows.get("dlock").ok_or("nothing of dlock")?;
+        assert_eq!(measured(ours), BTreeSet::from(["main-1", "names-100"]));
+        let tables = fs::read_to_string(out.path().join("report.md"))?;
         assert!(
-            !output.status.success() && said.contains("zookeeper-client"),
-            "{said}"
+            tables.contains("main thread") && !tables.contains("waiting"),
+            "{tables}"
         );
+        Ok(())
+    }
+
+    #[test]
+    fn a_peer_or_a_case_that_does_not_exist_is_refused_with_the_list() -> Outcome {
+        for (flag, name, known) in [
+            ("--peers", "zookeper", "zookeeper-client"),
+            ("--cases", "names-7", "names-1000,"),
+        ] {
+            let output = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
+                .args(["compare", flag, name, "--out", "unused"])
+                .output()?;
+            let said = String::from_utf8(output.stderr)?;
+            assert!(
+                !output.status.success() && said.contains(name) && said.contains(known),
+                "{said}"
+            );
+        }
         Ok(())
     }
 }

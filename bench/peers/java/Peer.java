@@ -139,13 +139,19 @@ public class Peer {
             }
             case "names": {
                 int count = Integer.parseInt(words[1]);
-                AtomicInteger next = new AtomicInteger();
+                long span = Long.parseLong(words[2]) * 1_000_000, began = System.nanoTime();
+                AtomicInteger next = new AtomicInteger(), visited = new AtomicInteger();
                 long took = together(128, task -> {
-                    for (int at = next.getAndIncrement(); at < count; at = next.getAndIncrement()) {
+                    while (System.nanoTime() - began < span) {
+                        int at = next.getAndIncrement();
+                        if (at >= count) {
+                            break;
+                        }
                         client(0).lock("exclusive", "named:" + at, 1).acquire().run();
+                        visited.getAndIncrement();
                     }
                 });
-                return "{\"ops\":" + count + ",\"nanos\":" + took + "}";
+                return "{\"ops\":" + visited + ",\"nanos\":" + took + "}";
             }
             case "wait": {
                 Lock lock = client(0).lock("exclusive", "waited", 1);

@@ -38,12 +38,14 @@ async function obey(words) {
       return { lost: done.filter((one) => one.status === "rejected").length };
     }
     case "names": {
-      const [count, began] = [Number(words[1]), nanos()];
+      const [count, span, began] = [Number(words[1]), Number(words[2]) * 1e6, nanos()];
+      let visited = 0;
       const visit = async (first) => {
-        for (let at = first; at < count; at += 128) await (await acquire(0, "named:" + at))();
+        for (let at = first; at < count && nanos() - began < span; at += 128, visited++)
+          await (await acquire(0, "named:" + at))();
       };
       await Promise.all(Array.from({ length: 128 }, (_, first) => visit(first)));
-      return { ops: count, nanos: nanos() - began };
+      return { ops: visited, nanos: nanos() - began };
     }
     case "wait":
       await acquire(0, "waited");

@@ -38,17 +38,21 @@ class Peer:
                 kept, self.kept = self.kept, []
                 done = await asyncio.gather(*(lock.release() for lock in kept), return_exceptions=True)
                 return {"lost": sum(isinstance(one, Exception) for one in done)}
-            case ["names", count]:
-                began = time.perf_counter_ns()
+            case ["names", count, millis]:
+                began, visited = time.perf_counter_ns(), 0
 
                 async def visit(first):
+                    nonlocal visited
                     for at in range(first, int(count), 128):
+                        if time.perf_counter_ns() - began > int(millis) * 1e6:
+                            break
                         lock = self.lock(0, f"named:{at}")
                         await lock.acquire()
                         await lock.release()
+                        visited += 1
 
                 await asyncio.gather(*(visit(first) for first in range(128)))
-                return {"ops": int(count), "nanos": time.perf_counter_ns() - began}
+                return {"ops": visited, "nanos": time.perf_counter_ns() - began}
             case ["wait", count]:
                 await self.lock(0, "waited").acquire()
                 self.waiting = [asyncio.create_task(self.lock(0, "waited").acquire()) for _ in range(int(count))]

@@ -101,7 +101,8 @@ pub(super) fn all(effort: &Effort) -> Vec<Case> {
         );
     }
     for count in effort.names {
-        let span = Duration::from_micros(50) * u32::try_from(*count).unwrap_or(u32::MAX);
+        let span = Duration::from_micros(200) * u32::try_from(*count).unwrap_or(u32::MAX);
+        let span = span.min(effort.names_limit);
         add(
             format!("names-{count}"),
             Kind::Names { count: *count },
@@ -184,13 +185,16 @@ impl Case {
             Kind::Keep { locks } => keep(locks, process, store, effort).await,
             Kind::Names { count } => {
                 let before = memory_of(&store.pids);
+                let limit = effort.names_limit;
                 let answer = process
-                    .ask(&format!("names {count}"), for_many(count))
+                    .ask(&format!("names {count} {}", limit.as_millis()), limit)
                     .await?;
                 let mut sample = Sample::default();
                 let seconds = number(&answer, "nanos") / 1e9;
-                sample.is("per s", number(&answer, "ops") / seconds);
-                sample.memory("server bytes", &store.pids, before, count);
+                let visited = number(&answer, "ops");
+                sample.is("visited", visited);
+                sample.is("per s", visited / seconds);
+                sample.memory("server bytes", &store.pids, before, visited);
                 Ok(sample)
             }
             Kind::Wait { tasks } => {
@@ -199,8 +203,8 @@ impl Case {
                 let before = [memory_of(&pids), memory_of(&store.pids)];
                 process.ask(&format!("wait {tasks}"), self.span).await?;
                 let mut sample = Sample::default();
-                sample.memory("client bytes", &pids, before[0], tasks);
-                sample.memory("server bytes", &store.pids, before[1], tasks);
+                sample.memory("client bytes", &pids, before[0], tasks as f64);
+                sample.memory("server bytes", &store.pids, before[1], tasks as f64);
                 let cost = Cost::start(process, store).await?;
                 tokio::time::sleep(effort.contend).await;
                 let spent = cost.stop(process, store).await?;
@@ -250,8 +254,8 @@ async fn keep(
         .await?;
     tokio::time::sleep(effort.settle).await; // until each was renewed in its turn
     let mut sample = Sample::default();
-    sample.memory("client bytes", &pids, before[0], locks);
-    sample.memory("server bytes", &store.pids, before[1], locks);
+    sample.memory("client bytes", &pids, before[0], locks as f64);
+    sample.memory("server bytes", &store.pids, before[1], locks as f64);
     let cost = Cost::start(process, store).await?;
     tokio::time::sleep(effort.watch).await;
     let spent = cost.stop(process, store).await?;
@@ -401,10 +405,10 @@ impl Sample {
         self.curve = PERMILLES.map(at).to_vec();
     }
 
-    fn memory(&mut self, metric: &'static str, pids: &[u32], before: u64, of: usize) {
+    fn memory(&mut self, metric: &'static str, pids: &[u32], before: u64, of: f64) {
         if !pids.is_empty() {
             let more = memory_of(pids).saturating_sub(before);
-            self.is(metric, more as f64 / of as f64);
+            self.is(metric, more as f64 / of);
         }
     }
 }

@@ -225,11 +225,11 @@ impl<L: Library> Process<L> {
                 Ok(json!({"ops": self.kept.len()}))
             }
             ["free"] => self.free().await,
-            ["names", count] => {
+            ["names", count, millis] => {
                 let began = Instant::now();
-                let count: usize = count.parse()?;
-                visit_all(&self.library, count).await?;
-                Ok(json!({"ops": count, "nanos": nanos(began.elapsed())}))
+                let until = began + span(millis)?;
+                let visited = visit_all(&self.library, count.parse()?, until).await?;
+                Ok(json!({"ops": visited, "nanos": nanos(began.elapsed())}))
             }
             ["wait", count] => self.wait(count.parse()?).await,
             ["take", name] => {
@@ -406,25 +406,31 @@ async fn acquire_all<L: Library>(
     Ok(held)
 }
 
-/// Acquires and releases each name once.
-async fn visit_all<L: Library>(library: &Arc<L>, count: usize) -> Result {
+/// Acquires and releases each name once, and says how many it could in the time.
+async fn visit_all<L: Library>(library: &Arc<L>, count: usize, until: Instant) -> Result<usize> {
     let mut tasks = JoinSet::new();
     for task in 0..AT_ONCE {
         let library = Arc::clone(library);
         tasks.spawn(async move {
+            let mut visited = 0;
             for at in (task..count).step_by(AT_ONCE) {
+                if Instant::now() > until {
+                    break;
+                }
                 let name = format!("named:{at}");
                 let lock = library.lock(0, Sort::Exclusive, &name).await?;
                 let held = lock.acquire().await?;
                 lock.release(held).await?;
+                visited += 1;
             }
-            Result::<_>::Ok(())
+            Result::<_>::Ok(visited)
         });
     }
+    let mut visited = 0;
     while let Some(done) = tasks.join_next().await {
-        done??;
+        visited += done??;
     }
-    Ok(())
+    Ok(visited)
 }
 
 /// 1,001 latencies: the smallest, then one for each permille.

@@ -42,9 +42,12 @@ pub(crate) struct Arguments {
     /// Few and short measurements: at most 10 minutes in all.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// More and longer ones, up to 100,000 held locks and a million names: hours.
+    /// More of them, up to 100,000 held locks and a million names: an hour and a half.
     #[arg(long)]
     full: bool,
+    /// Only these cases, as `results.jsonl` calls them, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    cases: Vec<String>,
     /// Every case once, with next to no work: the numbers mean nothing.
     #[arg(long, hide = true)]
     smoke: bool,
@@ -77,6 +80,8 @@ struct Effort {
     settle: Duration,
     watch: Duration,
     names: &'static [usize],
+    /// After that, a contestant uses no more new names.
+    names_limit: Duration,
     waiters: usize,
     /// Of the adapters' time to warm up: before the first case, and before each other one.
     warm_up: [f64; 2],
@@ -94,6 +99,7 @@ const QUICK: Effort = Effort {
     settle: Duration::from_millis(200),
     watch: Duration::from_secs(4),
     names: &[1_000],
+    names_limit: Duration::from_secs(10),
     waiters: 500,
     warm_up: [0.7, 0.07],
     limit: Some(Duration::from_secs(570)),
@@ -108,16 +114,12 @@ const STANDARD: Effort = Effort {
     settle: Duration::from_secs(4),
     watch: Duration::from_secs(12),
     names: &[1_000, 10_000],
+    names_limit: Duration::from_secs(60),
     waiters: 1_000,
     warm_up: [1.6, 1.0],
     limit: None,
 };
 const FULL: Effort = Effort {
-    cycle: Duration::from_millis(1_000),
-    contend: Duration::from_millis(5_000),
-    crowd: Duration::from_millis(15_000),
-    repetitions: 10,
-    kills: 20,
     keep: &[1_000, 10_000, 100_000],
     names: &[1_000, 10_000, 100_000, 1_000_000],
     ..STANDARD
@@ -132,6 +134,7 @@ const SMOKE: Effort = Effort {
     settle: Duration::ZERO,
     watch: Duration::from_millis(100),
     names: &[100],
+    names_limit: Duration::from_secs(10),
     waiters: 5,
     warm_up: [0.0; 2],
     limit: None,
@@ -271,7 +274,7 @@ impl<'a> Comparison<'a> {
             }
         }
         let effort = arguments.effort();
-        let cases = case::all(effort);
+        let cases = chosen(case::all(effort), &arguments.cases)?;
         let mut comparison = Self {
             arguments,
             effort,
@@ -443,6 +446,23 @@ impl<'a> Comparison<'a> {
         }
         rows
     }
+}
+
+/// All cases, or those of these names.
+fn chosen(all: Vec<Case>, names: &[String]) -> Result<Vec<Case>> {
+    if let Some(unknown) = names
+        .iter()
+        .find(|name| all.iter().all(|case| case.name != **name))
+    {
+        let known: Vec<&str> = all.iter().map(|case| case.name.as_str()).collect();
+        return Err(format!(
+            "no case {unknown:?} at this length; there are: {}",
+            known.join(", ")
+        )
+        .into());
+    }
+    let is_wanted = |case: &Case| names.is_empty() || names.contains(&case.name);
+    Ok(all.into_iter().filter(is_wanted).collect())
 }
 
 /// This share of the time that a contestant takes to be at its full speed.

@@ -249,11 +249,20 @@ impl Results {
         ours.map(of).sum()
     }
 
-    /// The tables of one store, with the reason for each empty cell.
+    /// The tables of one store, with the reason for each empty cell; without what this run left out.
     pub(super) fn tables(&self, store: &str, title: &str) -> String {
         let contestants = self.contestants(store);
         let mut text = String::new();
         for (name, what, columns) in TABLES {
+            let was_tried = |(_, case, _): &&Column| {
+                let case = self.case(store, case);
+                let mut rows = self.rows.iter();
+                rows.any(|row| row.store == store && row.case == case)
+            };
+            let columns: Vec<&Column> = columns.iter().filter(was_tried).collect();
+            if columns.is_empty() {
+                continue;
+            }
             let heads: Vec<&str> = std::iter::once("library")
                 .chain(columns.iter().map(|one| one.0))
                 .collect();
@@ -342,7 +351,7 @@ const NO_HAND_OFF: &str = "no waiting client got the lock from another in the ti
 /// A column's head, its case and its number.
 type Column = (&'static str, &'static str, &'static str);
 
-const TABLES: [(&str, &str, &[Column]); 3] = [
+const TABLES: [(&str, &str, &[Column]); 4] = [
     (
         "cycles",
         "acquire and release, without contention",
@@ -395,6 +404,24 @@ const TABLES: [(&str, &str, &[Column]); 3] = [
             ("names: per s", "names-*", "per s"),
             ("server bytes", "names-*", "server bytes"),
             ("recovery ms", "recover", "ms"),
+        ],
+    ),
+    (
+        "numbers",
+        "by the number of held locks, and of names that are used once",
+        &[
+            ("1,000 held: client CPU %", "keep-1000", "client %"),
+            ("server CPU %", "keep-1000", "server %"),
+            ("10,000: client", "keep-10000", "client %"),
+            ("server", "keep-10000", "server %"),
+            ("100,000: client", "keep-100000", "client %"),
+            ("server", "keep-100000", "server %"),
+            ("lost", "keep-100000", "lost"),
+            ("1,000 names: per s", "names-1000", "per s"),
+            ("10,000", "names-10000", "per s"),
+            ("100,000", "names-100000", "per s"),
+            ("1,000,000", "names-1000000", "per s"),
+            ("of these in the time", "names-1000000", "visited"),
         ],
     ),
 ];

@@ -72,6 +72,10 @@ impl Store {
             "zk" => {
                 let server = ZooKeeperServer::start(ZooKeeperOptions {
                     force_sync: true,
+                    // The test bed's servers have little memory, and a compiler that begins at once.
+                    java_args: ["-Xmx1g", "-XX:TieredStopAtLevel=4"]
+                        .map(str::to_owned)
+                        .to_vec(),
                     ..ZooKeeperOptions::default()
                 })?;
                 let version = server.word("srvr")?;

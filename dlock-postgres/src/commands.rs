@@ -285,7 +285,7 @@ const DAY: u64 = 24 * 60 * 60 * 1_000_000;
 pub(crate) fn replace(table: &str, write: &Write, values: &mut Values) -> String {
     let name = values.name(&write.name);
     let row = row(&write.record, values);
-    let last = values.last();
+    let last = values.number(write.not_after);
     let condition = match write.expected {
         Expected::Absent => {
             return format!(

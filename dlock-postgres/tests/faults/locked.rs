@@ -4,7 +4,7 @@ use super::{
     SECOND,
     bed::{Testbed, connected, run},
 };
-use dlock_conformance::under_test::lasts;
+use dlock_conformance::under_test::{granted, lasts};
 use dlock_core::{
     Effect, ErrorKind,
     driver::{Acquire, Acquired, DistributedLock, Released},
@@ -64,6 +64,28 @@ async fn behind(lock: &str) {
     let rest = t.inspect("held").await.holders[0].rest.unwrap();
     assert!(rest <= SECOND * 60, "{rest:?}");
     t.taken("row").await;
+}
+
+/// The request enters beside a hold of its owner, and its write waits for the row until that hold is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_about_a_living_hold_is_void_at_its_end() {
+    let t = Testbed::start(&[]).await;
+    let first = t.ask("row", SECOND * 2);
+    let over = t.granted(&first).await.token;
+    let mut blocker = t.blocker("row").await;
+    let again = t.again(&first, SECOND * 60);
+    let asked = tokio::spawn({
+        let driver = Arc::clone(&t.driver);
+        async move { granted(&*driver, &again).await }
+    });
+    t.until("it waits", async |t: &Testbed| t.waiting().await > 0)
+        .await;
+    t.until("the first is over", async |t: &Testbed| {
+        t.inspect("row").await.holders.is_empty()
+    })
+    .await;
+    run(&mut blocker, "ROLLBACK").await;
+    assert!(asked.await.unwrap().token > over);
 }
 
 /// What a prepared statement sees is fixed before it waits for the table, and a rewritten table has none of the rows of

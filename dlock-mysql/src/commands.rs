@@ -121,7 +121,7 @@ const FREE_ALL: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET owner = NULL, h
 /// later end.
 const RENEW: &str = "UPDATE {table} FORCE INDEX (PRIMARY) SET \
     holds = GREATEST(holds, CONCAT(LEFT(holds, 16), LPAD(LOWER(HEX({now} + ?)), 16, '0'))), expires = GREATEST(expires, {now} + ?), \
-    changed = LAST_INSERT_ID({now}), version = version + 1 \
+    changed = GREATEST(LAST_INSERT_ID({now}), changed), version = version + 1 \
     WHERE name IN ({list}) AND CONCAT(name, owner, LEFT(holds, 16)) IN ({list}) \
     AND LENGTH(holds) = 32 AND expires > {now} AND {now} <= ?";
 

@@ -4,12 +4,12 @@ use super::{
     Kind, ManagedServer, RedisServer, Running,
     process::poll,
     redis::{Aof, PROGRAM, RedisOptions, client_at},
-    server::{ServerError, ServerProcess},
+    server::{ServerError, ServerProcess, free_port},
 };
 use ::redis::{Connection, Pipeline, RedisError, cmd, pipe};
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     ops::Range,
     sync::Arc,
     time::{Duration, Instant},
@@ -38,15 +38,11 @@ impl RedisCluster {
         timeout: Duration,
     ) -> Result<Self, ServerError> {
         let count = masters * (1 + usize::from(has_replicas));
-        let buses = (0..count).map(|_| free_port());
-        let buses: Vec<_> = buses
-            .collect::<io::Result<_>>()
-            .map_err(ServerError::system(PROGRAM, "find a port"))?;
-        let nodes = buses
-            .iter()
-            .map(|bus| RedisServer::start(options(bus, timeout)));
+        let nodes = (0..count).map(|_| node(timeout));
+        let nodes: Vec<_> = nodes.collect::<Result<_, ServerError>>()?;
+        let (nodes, buses) = nodes.into_iter().unzip();
         let cluster = Self {
-            nodes: nodes.collect::<Result<_, _>>()?,
+            nodes,
             buses,
             has_replicas,
         };
@@ -373,10 +369,18 @@ fn options(bus: &str, timeout: Duration) -> RedisOptions {
     }
 }
 
-/// A port for the other nodes. By default it is so far above the one for clients that it may not exist.
-fn free_port() -> io::Result<String> {
-    let free = TcpListener::bind("127.0.0.1:0")?;
-    Ok(free.local_addr()?.port().to_string())
+/// Starts a node, and says by which port the others reach it: the default one is so far above the one for clients that
+/// it may not exist. Where another program was faster to take the port, the node ends at once and gets another one.
+fn node(timeout: Duration) -> Result<(RedisServer, String), ServerError> {
+    let mut left = 3;
+    loop {
+        let bus = free_port().map_err(ServerError::system(PROGRAM, "find a port"))?;
+        let bus = bus.to_string();
+        match RedisServer::start(options(&bus, timeout)) {
+            Err(ServerError::Ended { .. }) if left > 0 => left -= 1,
+            started => return Ok((started?, bus)),
+        }
+    }
 }
 
 const SLOTS: usize = 16_384;

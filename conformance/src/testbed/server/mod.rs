@@ -229,7 +229,7 @@ fn new_dir(name: &str) -> io::Result<TempDir> {
         .or_else(|_| builder.tempdir())
 }
 
-pub(super) fn free_port() -> io::Result<u16> {
+pub(in crate::testbed) fn free_port() -> io::Result<u16> {
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
     std::iter::repeat_with(|| fastrand::u16(PORTS))
         .take(PORT_ATTEMPTS)

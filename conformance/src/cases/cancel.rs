@@ -12,6 +12,7 @@ cases! {
     an_acquire_dropped_anywhere_is_undone_by_a_release;
     a_wait_dropped_anywhere_is_undone_by_leaving needs(Queue);
     a_driver_works_on_after_any_call_was_dropped;
+    a_driver_works_on_while_callers_are_not_polled;
     [Clause::Cancel bullet("afterwards the ticket is not served, and delays no other")]
     a_ticket_that_left_is_not_served needs(Queue);
     a_turn_that_is_left_is_handed_on needs(Queue);
@@ -151,6 +152,27 @@ async fn a_driver_works_on_after_any_call_was_dropped(ctx: Ctx) -> Result {
     driver.renews(&beside, ctx.long()).await?;
     driver.frees(&fresh).await?;
     driver.frees(&beside).await
+}
+
+/// As in a `select!` that went elsewhere: what such callers keep must not be what the others need.
+async fn a_driver_works_on_while_callers_are_not_polled(ctx: Ctx) -> Result {
+    let ([driver], name) = ctx.test_drivers().await?;
+    let held = driver.take(&ctx.ask(&name)).await?;
+    let asks: Result<Vec<_>> = (0..POLLS).map(|_| Ok(ctx.ask(&ctx.name()?))).collect();
+    let asks = asks?;
+    let mut kept = Vec::new();
+    for (polls, ask) in asks.iter().enumerate() {
+        let mut acquiring = Box::pin(driver.acquire(ask));
+        if polled(&mut acquiring, polls + 1).await.is_none() {
+            kept.push(acquiring);
+        }
+    }
+    let fresh = driver.take(&ctx.ask(&ctx.name()?)).await?;
+    driver.renews(&held, ctx.long()).await?;
+    driver.frees(&fresh).await?;
+    driver.frees(&held).await?;
+    // Some may be refused as late by now.
+    ctx.answered(join_all(kept)).await.map(drop)
 }
 
 /// More than the await points of a call that waits for one answer.

@@ -14,7 +14,6 @@ pub use dialer::{ConnectionOutcome, Dialed, Dialer};
 use super::{
     answer_limit::{AnswerLimit, Timer},
     backoff::Backoff,
-    in_runtime::in_runtime,
     record_store::{Call, Class},
     server_clock::ServerClock,
 };
@@ -31,10 +30,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, Semaphore, SemaphorePermit},
-};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 /// All connections of a driver.
 ///
@@ -96,8 +92,6 @@ pub struct Connections<D: Dialer> {
     work: List<D>,
     renewals: List<D>,
     closed: AtomicBool,
-    /// That of the client. A connection lives in the runtime that opened it, and a caller's may end before.
-    runtime: Handle,
 }
 
 /// The current run of failed attempts to connect, shared by all tasks.
@@ -163,7 +157,9 @@ impl<D: Dialer> List<D> {
 
 impl<D: Dialer> Connections<D> {
     /// An empty list. `most`: how many requests that are no renewals may have a connection at the same time.
-    /// `within`: how long one attempt to connect may take. The runtime of this call opens the connections.
+    /// `within`: how long one attempt to connect may take. A connection lives in the runtime of the request that opened
+    /// it, and is kept as long as that request: so requests run in tasks of the client, as those of a
+    /// [`RecordDriver`](super::RecordDriver) do.
     #[must_use]
     pub fn new(dialer: D, most: usize, within: Duration) -> Self {
         Self {
@@ -175,7 +171,6 @@ impl<D: Dialer> Connections<D> {
             work: List::new(most),
             renewals: List::new(RENEWALS),
             closed: AtomicBool::new(false),
-            runtime: Handle::current(),
         }
     }
 
@@ -310,14 +305,7 @@ impl<D: Dialer> Connections<D> {
 
     async fn dial(&self) -> Result<Link<D>> {
         let age = self.age.load(Ordering::Relaxed);
-        let dialer = Arc::clone(&self.dialer);
-        let dialling = async {
-            match in_runtime(&self.runtime, async move { dialer.dial().await }).await {
-                Some(dialled) => dialled,
-                None => self.dialer.dial().await, // the client's runtime has ended
-            }
-        };
-        let dialled = tokio::time::timeout(self.within, dialling).await;
+        let dialled = tokio::time::timeout(self.within, self.dialer.dial()).await;
         let Dialed { session, time } = match dialled {
             Ok(dialled) => dialled?,
             Err(_) => return Err(unreachable(Some("no answer while connecting"))),

@@ -7,6 +7,7 @@
 use super::{
     backoff::Backoff,
     batch::again,
+    in_runtime::in_runtime,
     record::{Decision, Record, StoreTime},
     record_store::{Call, Class, Expected, Freed, Read, RecordStore, Stored, Write, Written},
     subscriptions::hash_of,
@@ -35,11 +36,21 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::Mutex;
+use tokio::{runtime::Handle, sync::Mutex};
 
 /// A driver over a store that keeps one record per name.
+///
+/// Its requests run in tasks of the runtime in which it was made. A caller that is kept without being polled, as by a
+/// `select!` that went elsewhere, so keeps no connection and no gate from the other requests of the client.
 #[derive(Debug)]
 pub struct RecordDriver<S> {
+    requests: Arc<Requests<S>>,
+    runtime: Handle,
+}
+
+/// What the requests of a driver share.
+#[derive(Debug)]
+struct Requests<S> {
     store: Arc<S>,
     clock: Clock,
     sweeps: Sweeps,
@@ -51,31 +62,51 @@ pub struct RecordDriver<S> {
 
 impl<S: RecordStore> RecordDriver<S> {
     /// A driver over `store`, by the machine's clock.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
     #[must_use]
     pub fn new(store: S) -> Self {
         Self {
-            store: Arc::new(store),
-            clock: Clock::boot(),
-            sweeps: Sweeps::new(),
-            repeats: AtomicU64::new(0),
-            gates: std::array::from_fn(|_| Mutex::default()),
+            requests: Arc::new(Requests {
+                store: Arc::new(store),
+                clock: Clock::boot(),
+                sweeps: Sweeps::new(),
+                repeats: AtomicU64::new(0),
+                gates: std::array::from_fn(|_| Mutex::default()),
+            }),
+            runtime: Handle::current(),
         }
-    }
-
-    fn gate(&self, name: &LockName) -> &Mutex<()> {
-        let hash = hash_of(name.as_str());
-        &self.gates[usize::try_from(hash % GATES as u64).unwrap_or(0)]
     }
 
     /// The store.
     pub fn store(&self) -> &S {
-        &self.store
+        &self.requests.store
     }
 
     /// How many attempts were repeated because another client was faster, or because of what the store said of an error
     /// ([`is_contention`](RecordStore::is_contention), [`repair`](RecordStore::repair)).
     pub fn repeats(&self) -> u64 {
-        self.repeats.load(Ordering::Relaxed)
+        self.requests.repeats.load(Ordering::Relaxed)
+    }
+
+    /// Runs a request in a task; where the client's runtime has ended, in place.
+    async fn run<T: Send + 'static, F>(&self, request: impl Fn(Arc<Requests<S>>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let requests = || Arc::clone(&self.requests);
+        match in_runtime(&self.runtime, request(requests())).await {
+            Some(answer) => answer,
+            None => request(requests()).await,
+        }
+    }
+}
+
+impl<S: RecordStore> Requests<S> {
+    fn gate(&self, name: &LockName) -> &Mutex<()> {
+        let hash = hash_of(name.as_str());
+        &self.gates[usize::try_from(hash % GATES as u64).unwrap_or(0)]
     }
 
     /// The outcome of an attempt, repeated while it changes nothing (`None`, or contention) and there is time.
@@ -105,7 +136,7 @@ impl<S: RecordStore> RecordDriver<S> {
                 None => tokio::select! {
                     biased;
                     held = self.gate(name).lock() => gate = Some(held),
-                    // It may be with a caller that is not polled any more.
+                    // The request that has it may wait for a store that does not answer.
                     () = self.clock.sleep_until(give_up.min(self.clock.now() + AT_THE_GATE)) => {}
                 },
                 Some(_) => tokio::time::sleep(backoff.pause()).await,
@@ -257,7 +288,12 @@ impl<S: RecordStore> RecordDriver<S> {
             Ok(decision)
         };
         let acquired = self.glance_or_attempt(req, call, decide).await?;
-        self.store.check()?;
+        let effect = match acquired {
+            Some(Acquired::Granted(_)) => Effect::Unknown,
+            _ => Effect::None,
+        };
+        let checked = self.store.check();
+        checked.map_err(|error| error.with_effect(effect))?;
         Ok(match acquired {
             Some(Acquired::Held(mut held)) if wakes => {
                 let unheard = req.ticket.is_some() && !listens;
@@ -525,7 +561,7 @@ impl<S: RecordStore> RecordBacked for RecordDriver<S> {
 #[async_trait]
 impl<D: RecordBacked> DistributedLock for D {
     fn capabilities(&self) -> &Capabilities {
-        self.record_driver().store.capabilities()
+        self.record_driver().store().capabilities()
     }
 
     fn lane(&self, _: &LockName) -> Lane {
@@ -533,12 +569,16 @@ impl<D: RecordBacked> DistributedLock for D {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        self.record_driver().serve_acquire(req).await
+        let acquiring = |requests: Arc<Requests<_>>| {
+            let req = req.clone();
+            async move { requests.serve_acquire(&req).await }
+        };
+        self.record_driver().run(acquiring).await
     }
 
     /// There is no queue in the store: a ticket is only a wish to be woken.
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
-        if let Some(waiters) = self.record_driver().store.waiters() {
+        if let Some(waiters) = self.record_driver().store().waiters() {
             waiters.forget(name, ticket);
         }
         Ok(())
@@ -551,36 +591,58 @@ impl<D: RecordBacked> DistributedLock for D {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        self.record_driver().serve_renew(batch, give_up).await
+        let renewing = |requests: Arc<Requests<_>>| {
+            let batch = batch.to_vec();
+            async move { requests.serve_renew(&batch, give_up).await }
+        };
+        self.record_driver().run(renewing).await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        self.record_driver().serve_release(req).await
+        let releasing = |requests: Arc<Requests<_>>| {
+            let req = req.clone();
+            async move { requests.serve_release(&req).await }
+        };
+        self.record_driver().run(releasing).await
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        let waiters = self.record_driver().store.waiters();
+        let waiters = self.record_driver().store().waiters();
         waiters.map_or_else(|| stream::empty().boxed(), |waiters| waiters.stream())
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        self.record_driver().serve_inspect(name).await
+        let reading = |requests: Arc<Requests<_>>| {
+            let name = name.clone();
+            async move { requests.serve_inspect(&name).await }
+        };
+        self.record_driver().run(reading).await
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
-        self.record_driver().serve_list(prefix, from, limit).await
+        let listing = |requests: Arc<Requests<_>>| {
+            let (prefix, from) = (prefix.to_owned(), from.cloned());
+            async move { requests.serve_list(&prefix, from.as_ref(), limit).await }
+        };
+        self.record_driver().run(listing).await
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        self.record_driver().serve_break_lock(name, only).await
+        let breaking = |requests: Arc<Requests<_>>| {
+            let name = name.clone();
+            async move { requests.serve_break_lock(&name, only).await }
+        };
+        self.record_driver().run(breaking).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.record_driver().store.diagnose().await
+        let checking =
+            |requests: Arc<Requests<D::Store>>| async move { requests.store.diagnose().await };
+        self.record_driver().run(checking).await
     }
 
     async fn close(&self) {
-        self.record_driver().store.close().await;
+        self.record_driver().store().close().await;
     }
 }
 

@@ -208,7 +208,7 @@ async fn batch(driver: &RecordDriver<Scripted>) -> Vec<Renew> {
 }
 
 async fn renew(driver: &RecordDriver<Scripted>, batch: &[Renew]) -> Result<Vec<Result<Renewed>>> {
-    let give_up = driver.clock.now() + SECOND * 60;
+    let give_up = driver.requests.clock.now() + SECOND * 60;
     driver.renew(Lane::default(), batch, give_up).await
 }
 
@@ -256,7 +256,7 @@ async fn an_attempt_is_repeated_under_contention_and_after_a_repair() {
     // Not past its time.
     driver.store().then(Fault::Contention);
     let mut late = acquire("b");
-    late.give_up = driver.clock.now() + SECOND / 50;
+    late.give_up = driver.requests.clock.now() + SECOND / 50;
     for _ in 0..100 {
         driver.store().then(Fault::Contention);
     }
@@ -304,7 +304,7 @@ async fn a_sweep_delays_no_grant_and_there_is_one_at_a_time() {
     }
     // The sweep that began is the only one that ends.
     driver.store().sweeps.add_permits(3);
-    drop(driver.sweeps.running.lock().await);
+    drop(driver.requests.sweeps.running.lock().await);
     assert_eq!(driver.store().sweeps.available_permits(), 2);
 }
 
@@ -332,7 +332,7 @@ async fn a_damaged_record_is_broken_and_its_token_that_can_be_read_is_not_given_
 #[tokio::test]
 async fn a_fast_path_is_asked_only_for_what_it_can_decide() {
     let driver = Scripted::driver([]);
-    let asked = || std::mem::take(&mut *driver.store.asked.lock().unwrap());
+    let asked = || std::mem::take(&mut *driver.store().asked.lock().unwrap());
     let mut req = acquire("a");
     taken(&driver, &req).await;
     let release = Release::new(req.name.clone(), req.owner, req.hold);

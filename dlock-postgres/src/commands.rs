@@ -281,7 +281,8 @@ const PAGE: usize = 1024;
 /// A day in microseconds, as in `Record::is_forgettable`.
 const DAY: u64 = 24 * 60 * 60 * 1_000_000;
 
-/// Replaces a row if it is as expected and it is not late: a row comes back. Run twice, the second changes nothing.
+/// Replaces a row if it is as expected and it is not late: a row comes back. Run twice, the second changes nothing. The
+/// time is read when the row is locked: the wait for that may outlast the hold on which the write relies.
 pub(crate) fn replace(table: &str, write: &Write, values: &mut Values) -> String {
     let name = values.name(&write.name);
     let row = row(&write.record, values);
@@ -292,12 +293,14 @@ pub(crate) fn replace(table: &str, write: &Write, values: &mut Values) -> String
                 "INSERT INTO {table} ({COLUMNS}) SELECT {name}, {row} WHERE {NOW} <= {last} ON CONFLICT (name) DO NOTHING RETURNING 1"
             );
         }
-        Expected::Version(version) => format!("version = {}", values.number(version)),
-        Expected::Damaged => format!("NOT ({})", sound("")),
+        Expected::Version(version) => format!("l.version = {}", values.number(version)),
+        Expected::Damaged => format!("NOT ({})", sound("l.")),
     };
     let (_, columns) = COLUMNS.split_once(", ").unwrap_or_default();
     format!(
-        "UPDATE {table} SET ({columns}) = ROW({row}) WHERE name = {name} AND {condition} AND {NOW} <= {last} RETURNING 1"
+        "WITH locked AS MATERIALIZED (SELECT name, version FROM {table} WHERE name = {name} FOR UPDATE) \
+         UPDATE {table} l SET ({columns}) = ROW({row}) FROM locked \
+         WHERE l.name = locked.name AND {condition} AND {NOW} + 0 * locked.version <= {last} RETURNING 1"
     )
 }
 

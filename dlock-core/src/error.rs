@@ -714,6 +714,6 @@ pub(crate) fn about(span: Duration) -> String {
     if span >= Duration::from_secs(1) {
         format!("{:.1} s", span.as_secs_f64())
     } else {
-        format!("{} ms", span.as_millis())
+        format!("{:.0} ms", span.as_secs_f64() * 1e3) // rounded: a limit is told as it was given
     }
 }

@@ -293,7 +293,7 @@ impl Job {
         let period = self.period;
         if !(SHORTEST..=MAX_LEASE).contains(&period) {
             return Err(Error::misuse(format!(
-                "the period ({period:?}) must be between {SHORTEST:?} and {MAX_LEASE:?}: set it by every()"
+                "the period ({period:?}) must be between {SHORTEST:?} and {MAX_LEASE:?}: give one to every()"
             )));
         }
         let difference = self.clock_difference.unwrap_or((period / 10).min(MINUTE));

@@ -6,12 +6,12 @@ use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
 
 /// 409 when the lock is held or the hold is over, 503 when the same request may succeed later, 500 for a bug or a wrong
 /// setting. The body is [`summary`](Error::summary), without lock name, host or path. The whole error goes to the log,
-/// under the target `dlock::response`: as a warning, or as `debug` when the lock was held.
+/// under the target `dlock::response`: as a warning, or as `debug` when the lock was held or this process shuts down.
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = status(self.kind());
         let (kind, code) = (self.kind().as_str(), status.as_u16());
-        if status == StatusCode::CONFLICT {
+        if status == StatusCode::CONFLICT || self.kind() == ErrorKind::ShuttingDown {
             tracing::debug!(target: "dlock::response", kind, status = code, error = %self, "answered");
         } else {
             tracing::warn!(target: "dlock::response", kind, status = code, error = %self, "answered");

@@ -190,6 +190,20 @@ async fn a_task_that_waits_for_itself_is_told_once_at_info() -> Result<(), Error
     lock.acquire_timeout(SECOND * 10).await.unwrap_err();
     let told = log.one("dlock::acquire", "this very task");
     assert_eq!(told.level, Level::INFO);
+
+    let (config, pool) = (client.rw_lock("config")?, client.semaphore("pool", 1)?);
+    let _reading = config.read().acquire().await?;
+    let refused = config.write().acquire_timeout(SECOND).await.unwrap_err();
+    assert!(
+        refused.to_string().contains("release it first"),
+        "{refused}"
+    );
+    let _permit = pool.acquire().await?;
+    let refused = pool.acquire_timeout(SECOND).await.unwrap_err();
+    assert!(
+        refused.to_string().contains("one of the permits"),
+        "{refused}"
+    );
     Ok(())
 }
 
@@ -208,6 +222,20 @@ async fn a_loss_has_its_reason_as_a_word() -> Result<(), Error> {
     assert_eq!(lost.text("reason"), "deadline");
     assert_eq!(lost.fields["unattended"], Value::Flag(false));
     assert!(lost.number("held_us") > 0);
+    Ok(())
+}
+
+/// Nothing ran between the deadline and the release.
+#[tokio::test]
+async fn a_loss_that_a_release_notices_first_is_told_once() -> Result<(), Error> {
+    let (client, _) = client(Clock::boot());
+    let (log, _here) = Log::begin();
+    let lock = client.lock("orders:42")?;
+    let lease = Lease::fixed(Duration::from_millis(200));
+    let guard = lock.lease(lease).acquire().await?;
+    thread::sleep(guard.remaining());
+    guard.release().await.unwrap_err();
+    assert_eq!(log.one("dlock::lost", "").text("reason"), "deadline");
     Ok(())
 }
 

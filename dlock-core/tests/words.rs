@@ -47,7 +47,7 @@ async fn a_lease_too_short_for_its_store_is_lost_and_says_why() {
     let guard = lock.acquire().await.unwrap();
     guard.lost().await;
     let parts = [
-        "this 100 ms lease had 16 ms to be answered",
+        "this 100 ms lease had 17 ms to be answered",
         "needs a longer lease",
         "stop the work",
     ];

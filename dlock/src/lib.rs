@@ -45,8 +45,9 @@
 //! Ownership is a value. A task that holds a lock and acquires it again waits for itself, and the log says
 //! so. To enter again, use:
 //!
-//! - [`guard.scope(work)`](Guard::scope): inside `work`, an acquire of this name enters this incarnation.
-//!   Branches of `work` do not exclude each other.
+//! - [`guard.scope(work)`](Guard::scope): inside `work`, an acquire of this name enters this *incarnation*:
+//!   the time from the grant to a new owner until the last hold ends. Branches of `work` do not exclude each
+//!   other.
 //! - [`guard.pass()`](Guard::pass) and [`lock.join(&pass)`](Lock::join): the same for another task, client
 //!   or process.
 //! - [`lock.with_owner(&owner)`](Lock::with_owner): for callers that have an id of their own.

@@ -234,13 +234,8 @@ impl Engine {
         }
         self.leave_table(hold, HoldEnd::Lost(reason));
         self.stop_renewing(hold);
-        let unattended = hold.is_unattended();
-        let why = if unattended { UNATTENDED } else { "" };
         self.lose_dependents(hold);
-        tracing::warn!(
-            target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
-            reason = reason.as_str(), held_us = micros(hold.held_for(&self.clock)), unattended, "lock lost: {reason}{why}"
-        );
+        self.tell_lost(hold, reason);
         if let Some(end) = hold.terms.end()
             && reason == LossReason::Deadline
             && self.caps.session_bound
@@ -251,6 +246,15 @@ impl Engine {
             self.clean_up(job);
         }
         self.wake(&hold.name);
+    }
+
+    pub(crate) fn tell_lost(&self, hold: &Hold, reason: LossReason) {
+        let unattended = hold.is_unattended();
+        let why = if unattended { UNATTENDED } else { "" };
+        tracing::warn!(
+            target: "dlock::lost", lock = %hold.name, backend = self.caps.backend, owner = %hold.owner,
+            reason = reason.as_str(), held_us = micros(hold.held_for(&self.clock)), unattended, "lock lost: {reason}{why}"
+        );
     }
 
     /// The lock may be free: makes this client's waiters poll. A store with a queue notifies its head

@@ -85,6 +85,10 @@ impl Releasing {
             GuardState::Held | GuardState::Uncertain => (HoldEnd::Released, ReleaseEnd::Dropped),
         };
         engine.stop_renewing(hold);
+        let ends = engine.strike(hold);
+        if let (true, GuardState::Lost(reason)) = (ends, before) {
+            engine.tell_lost(hold, reason); // the watchdog will not, since this came first
+        }
         Self {
             engine: active,
             hold: Arc::clone(hold),
@@ -92,7 +96,7 @@ impl Releasing {
             before,
             open: is_needed(hold, before, began),
             sent: false,
-            ends: engine.strike(hold),
+            ends,
             end,
             counted_as,
         }

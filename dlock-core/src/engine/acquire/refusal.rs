@@ -75,7 +75,17 @@ pub(super) fn closing() -> Error {
 /// Says which task of this client holds the lock, which explains the usual self-deadlock.
 pub(super) fn describe_own_holder(own: &Hold, now: Instant) -> String {
     let (whose, advice) = if own.by == Caller::current() {
-        let advice = ": unless another branch of it releases the lock, it waits for itself (guard.scope, or a pass, re-enters)";
+        let advice = match own.owner.mode() {
+            Mode::Exclusive => {
+                ": unless another branch of it releases the lock, it waits for itself (guard.scope, or a pass, re-enters)"
+            }
+            Mode::Shared => {
+                ": unless another branch of it releases the lock, it waits for itself: go on with that guard, or release it first"
+            }
+            Mode::Permit { .. } => {
+                " one of the permits: if it holds all of them, it waits for itself"
+            }
+        };
         ("this very task", advice)
     } else {
         ("another task of this client", "")

@@ -87,7 +87,7 @@ impl RetryState {
             return Ok(());
         }
         let message = format!(
-            "the store has failed for {} ({} attempts): check that it runs, can be reached, and answers within {}",
+            "the store has failed for {} (attempts: {}): check that it runs, can be reached, and answers within {}",
             about(now.since(since)),
             self.attempts,
             self.in_time(self.within)
@@ -110,7 +110,7 @@ impl RetryState {
     pub(super) fn timeout(&mut self, waited: Duration) -> Error {
         let phase = TimeoutPhase::Request;
         let message = format!(
-            "not acquired within {}, and the store had not answered ({} attempts): check that it runs, can be reached, and answers \
+            "not acquired within {}, and the store had not answered (attempts: {}): check that it runs, can be reached, and answers \
              within {}; a lock that it may still have granted is being given back",
             about(waited),
             self.attempts,

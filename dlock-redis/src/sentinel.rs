@@ -2,9 +2,11 @@
 //!
 //! Every sentinel has a connection of its own. It is asked at each `+switch-master` and each poll interval. The
 //! master is the server that more than half of the sentinels of the URL name: so those that are cut off together
-//! with an old master do not count. A connection to another server than the master ends at once.
+//! with an old master do not count. A connection to another server than the master ends at once, and one to a master
+//! that too few sentinels name ends in a bounded time: the others may have promoted another server.
 
 use crate::{config::SentinelConfig, dialer::at};
+use dlock_core::{Clock, Instant};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind,
     RedisError, RedisResult, Value,
@@ -35,13 +37,21 @@ struct Shared {
     name: String,
     hosts: Vec<ConnectionAddr>,
     clients: Vec<Client>,
-    opinions: watch::Sender<Vec<Opinion>>,
+    clock: Clock,
+    said: watch::Sender<Vec<Said>>,
     dialed: Mutex<Vec<Dialed>>,
     /// The priorities of the replicas were read.
     checked: AtomicBool,
 }
 
 /// What a sentinel said last.
+#[derive(Clone, Debug)]
+struct Said {
+    opinion: Opinion,
+    /// When it was asked.
+    asked: Instant,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Opinion {
     NotAsked,
@@ -57,6 +67,8 @@ type Pushed = dyn Fn(PushInfo) + Send + Sync;
 /// A connection to a server.
 struct Dialed {
     master: Opinion,
+    /// When more than half of the sentinels named that master last.
+    named: Instant,
     pushed: Weak<Pushed>,
 }
 
@@ -67,16 +79,23 @@ impl Sentinels {
         client: impl Fn(ConnectionAddr) -> RedisResult<Client>,
     ) -> RedisResult<Self> {
         let clients = config.hosts.iter().cloned().map(client);
+        let clock = Clock::boot();
+        let not_asked = Said {
+            opinion: Opinion::NotAsked,
+            asked: clock.now(),
+        };
         let shared = Arc::new(Shared {
             name: config.name.clone(),
             hosts: config.hosts.clone(),
             clients: clients.collect::<RedisResult<_>>()?,
-            opinions: watch::Sender::new(vec![Opinion::NotAsked; config.hosts.len()]),
+            clock,
+            said: watch::Sender::new(vec![not_asked; config.hosts.len()]),
             dialed: Mutex::default(),
             checked: AtomicBool::new(false),
         });
         let follow = |at| tokio::spawn(follow(Arc::clone(&shared), at));
-        let following = (0..shared.hosts.len()).map(follow).collect();
+        let mut following: Vec<_> = (0..shared.hosts.len()).map(follow).collect();
+        following.push(tokio::spawn(expire(Arc::clone(&shared))));
         Ok(Self { shared, following })
     }
 
@@ -88,15 +107,18 @@ impl Sentinels {
         pushed: Weak<Pushed>,
         within: Duration,
     ) -> RedisResult<ConnectionAddr> {
-        let mut opinions = self.shared.opinions.subscribe();
-        let told = |all: &Vec<Opinion>| agreed(all).is_some() || !all.contains(&Opinion::NotAsked);
-        drop(tokio::time::timeout(within, opinions.wait_for(told)).await);
-        let found = agreed(&opinions.borrow()).cloned();
-        let Some(master @ Opinion::Master(host, port)) = &found else {
+        let mut said = self.shared.said.subscribe();
+        let is_new = |said: &Said| said.opinion == Opinion::NotAsked;
+        let told = |all: &Vec<Said>| agreed(all).is_some() || !all.iter().any(is_new);
+        drop(tokio::time::timeout(within, said.wait_for(told)).await);
+        let found = self.shared.agreed();
+        let found = found.filter(|(_, named)| !self.shared.is_old(*named));
+        let Some((Opinion::Master(host, port), named)) = &found else {
             return Err(self.shared.no_master(found.is_some()));
         };
         self.shared.dialed().push(Dialed {
-            master: master.clone(),
+            master: Opinion::Master(host.clone(), *port),
+            named: *named,
             pushed,
         });
         // They may have changed their minds before this connection could be told.
@@ -106,11 +128,11 @@ impl Sentinels {
 
     /// Waits until another server is the master than now.
     pub(crate) async fn moved(&self) {
-        let mut opinions = self.shared.opinions.subscribe();
-        let before = agreed(&opinions.borrow()).cloned();
+        let mut said = self.shared.said.subscribe();
+        let before = self.shared.agreed().map(|(master, _)| master);
         let moved =
-            |all: &Vec<Opinion>| agreed(all).is_some_and(|now| Some(now) != before.as_ref());
-        drop(opinions.wait_for(moved).await);
+            |all: &Vec<Said>| agreed(all).is_some_and(|(now, _)| Some(now) != before.as_ref());
+        drop(said.wait_for(moved).await);
     }
 }
 
@@ -139,14 +161,13 @@ impl Shared {
             .await?;
         native.subscribe("+switch-master").await?;
         loop {
+            let asked = self.clock.now();
             let mut ask = redis::cmd("SENTINEL");
             ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
             let answer: Option<(String, u16)> = ask.query_async(&mut native).await?;
             let known = answer.is_some();
-            self.says(
-                at,
-                answer.map_or(Opinion::None, |(host, port)| Opinion::Master(host, port)),
-            );
+            let opinion = answer.map_or(Opinion::None, |(host, port)| Opinion::Master(host, port));
+            self.says(at, Said { opinion, asked });
             if known && !self.checked.swap(true, Ordering::Relaxed) {
                 let mut replicas = redis::cmd("SENTINEL");
                 replicas.arg("REPLICAS").arg(&self.name);
@@ -163,27 +184,54 @@ impl Shared {
         }
     }
 
-    fn says(&self, at: usize, opinion: Opinion) {
-        self.opinions.send_if_modified(|all| {
-            let is_new = all[at] != opinion;
-            all[at] = opinion;
+    fn says(&self, at: usize, said: Said) {
+        self.said.send_if_modified(|all| {
+            let is_new = all[at].opinion != said.opinion;
+            all[at] = said;
             is_new
         });
         self.drop_others();
     }
 
-    /// Ends the connections to other servers than the master, if it is known.
+    fn agreed(&self) -> Option<(Opinion, Instant)> {
+        let said = self.said.borrow();
+        agreed(&said).map(|(opinion, asked)| (opinion.clone(), asked))
+    }
+
+    /// Whether the connections to a master that was named last at that time have to be over before the next check.
+    fn is_old(&self, named: Instant) -> bool {
+        self.clock.now().since(named) + CHECK_INTERVAL > NAMED_WITHIN
+    }
+
+    /// Ends the connections to other servers than the master, and those to a master that was not named for too long.
     fn drop_others(&self) {
-        let Some(master) = agreed(&self.opinions.borrow()).cloned() else {
-            return;
-        };
-        let mut others = Vec::new();
-        self.dialed().retain(|dialed| {
-            let is_other = dialed.master != master;
-            others.extend(dialed.pushed.upgrade().filter(|_| is_other));
-            !is_other && dialed.pushed.strong_count() > 0
+        let agreed = self.agreed();
+        let (mut ended, mut is_unnamed) = (Vec::new(), false);
+        self.dialed().retain_mut(|dialed| {
+            let Some(pushed) = dialed.pushed.upgrade() else {
+                return false;
+            };
+            let is_master = match &agreed {
+                Some((master, named)) if *master == dialed.master => {
+                    dialed.named = dialed.named.max(*named);
+                    true
+                }
+                other => other.is_none(),
+            };
+            let is_old = self.is_old(dialed.named);
+            is_unnamed |= is_master && is_old;
+            if !is_master || is_old {
+                ended.push(pushed);
+            }
+            is_master && !is_old
         });
-        for pushed in others {
+        if is_unnamed {
+            tracing::warn!(
+                "redis: the connections to the master end, because the sentinels may have promoted another server: {}; {ADVICE}",
+                self.unnamed()
+            );
+        }
+        for pushed in ended {
             pushed(PushInfo {
                 kind: PushKind::Disconnection,
                 data: Vec::new(),
@@ -196,32 +244,38 @@ impl Shared {
     }
 
     fn no_master(&self, is_unknown: bool) -> RedisError {
-        let opinions = self.opinions.borrow().clone();
+        match is_unknown {
+            true => {
+                let kind = ErrorKind::InvalidClientConfig;
+                (kind, "no such master", self.unnamed()).into()
+            }
+            false => io::Error::other(format!("{}; {ADVICE}", self.unnamed())).into(),
+        }
+    }
+
+    fn unnamed(&self) -> String {
+        let said = self.said.borrow();
         let all = self
             .hosts
             .iter()
-            .zip(opinions)
-            .map(|(host, opinion)| match opinion {
+            .zip(said.iter())
+            .map(|(host, said)| match &said.opinion {
                 Opinion::NotAsked => format!("{host} did not answer"),
                 Opinion::Failed(why) => format!("{host} failed ({why})"),
                 Opinion::None => format!("{host} does not know it"),
                 Opinion::Master(ip, port) => format!("{host} says {ip}:{port}"),
             });
         let all = all.collect::<Vec<_>>().join(", ");
-        let message = format!(
+        format!(
             "more than half of the sentinels must name the master {:?}: {all}",
             self.name
-        );
-        match is_unknown {
-            true => (ErrorKind::InvalidClientConfig, "no such master", message).into(),
-            false => io::Error::other(message).into(),
-        }
+        )
     }
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}: {:?}", self.name, *self.opinions.borrow())
+        write!(f, "{:?}: {:?}", self.name, *self.said.borrow())
     }
 }
 
@@ -229,16 +283,31 @@ async fn follow(shared: Arc<Shared>, at: usize) {
     loop {
         let Err(error) = shared.listen(at).await;
         tracing::debug!(%error, "redis: no connection to the sentinel {}", shared.hosts[at]);
-        shared.says(at, Opinion::Failed(error.to_string()));
+        let said = Said {
+            opinion: Opinion::Failed(error.to_string()),
+            asked: shared.clock.now(),
+        };
+        shared.says(at, said);
         tokio::time::sleep(AGAIN.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
     }
 }
 
-/// What more than half of all say.
-fn agreed(all: &[Opinion]) -> Option<&Opinion> {
-    all.iter().find(|said| {
-        matches!(said, Opinion::None | Opinion::Master(..))
-            && 2 * all.iter().filter(|other| other == said).count() > all.len()
+/// Ends the connections to a master that was not named for too long, whether or not a sentinel is asked meanwhile.
+async fn expire(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        shared.drop_others();
+    }
+}
+
+/// What more than half of all say, and a time after which each of those was asked.
+fn agreed(all: &[Said]) -> Option<(&Opinion, Instant)> {
+    all.iter().find_map(|Said { opinion, .. }| {
+        let same = all.iter().filter(|other| other.opinion == *opinion);
+        let mut asked: Vec<_> = same.map(|said| said.asked).collect();
+        asked.sort_unstable();
+        let oldest = asked.len().checked_sub(all.len() / 2 + 1)?;
+        matches!(opinion, Opinion::None | Opinion::Master(..)).then(|| (opinion, asked[oldest]))
     })
 }
 
@@ -256,35 +325,112 @@ fn are_unequal(replicas: &Value) -> bool {
     priorities.len() > 1
 }
 
+/// What to do where too few sentinels name a master.
+const ADVICE: &str = "start those that are down, or repair the network to them";
 /// How often a sentinel is asked that says nothing by itself.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A sentinel has little to do; one that takes longer is stopped or cut off.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// How long the connections to a master outlast the last time at which more than half of the sentinels named it. It is
+/// less than their `down-after-milliseconds` of 30 s, and longer than an election takes.
+const NAMED_WITHIN: Duration = Duration::from_secs(10);
+/// How often that is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The pause, jittered, before a sentinel that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
-    use super::{Opinion, agreed, are_unequal};
+    use super::{Clock, Dialed, Instant, Opinion, Pushed, Said, Shared, agreed, are_unequal};
     use redis::Value;
+    use std::{
+        sync::{Arc, Mutex, atomic::AtomicBool},
+        time::Duration,
+    };
+    use tokio::sync::watch;
+
+    fn at(port: u16) -> Opinion {
+        Opinion::Master("h".to_owned(), port)
+    }
+
+    fn failed() -> Opinion {
+        Opinion::Failed(String::new())
+    }
+
+    /// The first sentinel was asked in the first second, the next one in the next.
+    fn said(all: Vec<Opinion>) -> Vec<Said> {
+        let asked = |second: u64| Instant::from_nanos(second * 1_000_000_000);
+        let all = all.into_iter().zip((0..).map(asked));
+        all.map(|(opinion, asked)| Said { opinion, asked })
+            .collect()
+    }
 
     #[test]
     fn more_than_half_of_all_sentinels_have_to_agree() {
-        let at = |port| Opinion::Master("h".to_owned(), port);
-        let failed = || Opinion::Failed(String::new());
         for (all, wanted) in [
-            (vec![at(1)], Some(at(1))),
-            (vec![at(1), at(2), at(1)], Some(at(1))),
+            (vec![at(1)], Some((at(1), 0))),
+            (vec![at(1), at(2), at(1)], Some((at(1), 0))),
+            // The two that were asked last are more than half.
+            (vec![at(1), at(1), at(1)], Some((at(1), 1))),
             (vec![at(1), failed(), failed()], None),
             (vec![failed(), failed(), at(1)], None),
             (vec![at(1), at(2), Opinion::NotAsked], None),
             (vec![at(1), failed()], None),
             (
                 vec![Opinion::None, Opinion::None, at(1)],
-                Some(Opinion::None),
+                Some((Opinion::None, 0)),
             ),
         ] {
-            assert_eq!(agreed(&all), wanted.as_ref(), "{all:?}");
+            let found = said(all.clone());
+            let found = agreed(&found).map(|(it, asked)| (it, asked.as_nanos() / 1_000_000_000));
+            assert_eq!(found, wanted.as_ref().map(|(it, at)| (it, *at)), "{all:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_end_once_too_few_sentinels_named_their_master_for_ten_seconds() {
+        // What two of three say each second. `None`: the question hangs.
+        for (each, wanted) in [
+            ([Some(at(1)), Some(at(1))], None),
+            ([Some(at(1)), Some(failed())], Some(10)),
+            ([Some(at(1)), None], Some(10)),
+            ([Some(failed()), Some(failed())], Some(10)),
+            ([None, None], Some(10)),
+            ([Some(at(2)), Some(at(1))], Some(10)),
+            ([Some(at(2)), Some(at(2))], Some(0)),
+        ] {
+            let clock = Clock::simulated();
+            let named = clock.now();
+            let said = |opinion| Said {
+                opinion,
+                asked: named,
+            };
+            let pushed: Arc<Pushed> = Arc::new(|_| ());
+            let shared = Shared {
+                name: String::new(),
+                hosts: Vec::new(),
+                clients: Vec::new(),
+                clock,
+                said: watch::Sender::new([at(1), at(1), failed()].map(said).to_vec()),
+                dialed: Mutex::new(vec![Dialed {
+                    master: at(1),
+                    named,
+                    pushed: Arc::downgrade(&pushed),
+                }]),
+                checked: AtomicBool::new(true),
+            };
+            let ended = (0..20).find(|_| {
+                let asked = shared.clock.now();
+                for (at, opinion) in each.iter().cloned().enumerate() {
+                    if let Some(opinion) = opinion {
+                        shared.says(at, Said { opinion, asked });
+                    }
+                }
+                shared.drop_others();
+                shared.clock.jump(Duration::from_secs(1));
+                shared.dialed().is_empty()
+            });
+            assert_eq!(ended, wanted, "{each:?}");
         }
     }
 

@@ -26,6 +26,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(3);
 /// Of the lock that is held all the time. A failover of half of it must not end it.
 const KEPT: Duration = Duration::from_secs(10);
+/// How long connections outlast the last time at which most sentinels named their master.
+const NAMED_WITHIN: Duration = Duration::from_secs(10);
 const CLIENTS: usize = 4;
 const TASKS: usize = 4;
 const NAMES: usize = 6;
@@ -232,6 +234,35 @@ async fn killed_and_stopped_masters_give_no_lock_twice_and_take_none_away() {
     println!("{verdict:?}");
     assert!(verdict.holds > 20, "{verdict:?}");
     assert_eq!((verdict.double, verdict.backwards), (0, 0), "{verdict:?}");
+}
+
+/// The others may have promoted another server, which grants the same locks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_cut_off_from_most_sentinels_is_lost_in_time_though_its_master_answers() {
+    let options = RedisOptions::default();
+    let set = spawn_blocking(move || RedisSet::start(0, &options));
+    let set = set.await.unwrap().unwrap();
+    let driver = RedisDriver::connect(&set.url()).await.unwrap();
+    let client = Client::builder(Arc::new(driver)).lease(Lease::renewed(LEASE));
+    let lock = client.build().unwrap().lock("a").unwrap();
+    let guard = lock.acquire().await.unwrap();
+    for sentinel in &set.sentinels()[1..] {
+        sentinel.process().stop().unwrap();
+    }
+    let stopped = Instant::now();
+    timeout(NAMED_WITHIN + LEASE + SECOND, guard.lost())
+        .await
+        .unwrap();
+    println!("lost after {:?}", stopped.elapsed());
+    let error = lock.acquire_timeout(SECOND).await.unwrap_err();
+    let text = format!("{error:?}");
+    assert!(text.contains("more than half of the sentinels"), "{text}");
+    for sentinel in &set.sentinels()[1..] {
+        sentinel.process().cont().unwrap();
+    }
+    let again = lock.acquire_timeout(20 * SECOND).await.unwrap();
+    assert!(again.token() > guard.token());
+    again.release().await.unwrap();
 }
 
 /// Fifty failovers with the settings that make them safe, twenty with one replica, twenty without any.

@@ -128,11 +128,13 @@ impl Cluster {
             let moved =
                 error.effect() == Effect::None && self.owner(slot).is_some_and(|it| it != addr);
             match next.is_some() || moved {
-                true => hops += 1,
-                false if is_split => {
+                // The node to which the slot is being moved is no owner yet, and it is where the other keys come.
+                _ if is_split => {
                     pauses += 1;
+                    next = asking.then_some((addr, asking));
                     sleep(SPLIT).await;
                 }
+                true => hops += 1,
                 false => return Err(error),
             }
             if hops == MOST_HOPS || pauses == MOST_PAUSES {

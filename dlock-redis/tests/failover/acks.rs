@@ -76,7 +76,7 @@ fn info(server: &RedisServer) -> String {
     server.command(&["INFO"]).unwrap().text().unwrap()
 }
 
-fn acquire(name: &str) -> Acquire {
+pub(crate) fn acquire(name: &str) -> Acquire {
     let give_up = Clock::boot().now() + 10 * SECOND;
     let owner = Owner::from_seed(name);
     Acquire::new(

@@ -1,8 +1,14 @@
 //! Tests over a cluster of three masters with a replica each.
 
-use crate::judge::{Judge, Verdict};
+use crate::{
+    acks::acquire,
+    judge::{Judge, Verdict},
+};
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions, redis_cluster::RedisCluster};
-use dlock_core::{Client, ErrorKind, Lease, Lock, driver::DistributedLock};
+use dlock_core::{
+    Client, Effect, ErrorKind, Lease, Lock,
+    driver::{Acquired, DistributedLock},
+};
 use dlock_redis::{RedisConfig, RedisDriver};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -267,6 +273,34 @@ async fn a_lock_whose_slot_moves_is_renewed_at_every_step_and_handed_on() {
         assert!(next.token() > token, "{query} {released:?}");
         next.release().await.unwrap();
     }
+}
+
+/// The node that has the slot sends a request for keys of which it has none to the other one, which refuses it as long as
+/// it may lack some.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_refused_where_its_slot_is_moved_to_pauses_there_before_it_fails() {
+    let started = spawn_blocking(|| RedisCluster::start(3, false, NODE_TIMEOUT)).await;
+    let cluster = Arc::new(started.unwrap().unwrap());
+    let driver = RedisDriver::connect(&cluster.url()).await.unwrap();
+    let moved = Moved::new(&cluster, "free").await;
+    moved.go(Step::Begin).await;
+    let refused = driver.acquire(&acquire(&moved.name)).await.unwrap_err();
+    assert_eq!(refused.effect(), Effect::None, "{refused:?}");
+    let at = |node: usize, error: &str| {
+        let errors = cluster.nodes()[node].command(&["INFO", "errorstats"]);
+        let errors = errors.unwrap().text().unwrap();
+        let count = errors.lines().find_map(|line| {
+            line.strip_prefix(&format!("errorstat_{error}:count="))?
+                .parse()
+                .ok()
+        });
+        count.unwrap_or(0)
+    };
+    let (from, to) = (moved.from, (moved.from + 1) % 3);
+    assert_eq!((at(from, "ASK"), at(to, "TRYAGAIN")), (1, 20));
+    moved.go(Step::End).await;
+    let granted = driver.acquire(&acquire(&moved.name)).await.unwrap();
+    assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
 }
 
 async fn until(is_so: impl AsyncFn() -> bool) {

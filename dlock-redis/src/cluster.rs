@@ -18,7 +18,7 @@ use crate::{
 use dlock_core::{
     Effect, RetryClass,
     driver::{
-        DriverError, Finding, Result,
+        DriverError, Finding, Result, WakeUp,
         kit::{in_runtime, log_findings},
     },
 };
@@ -233,7 +233,9 @@ impl Cluster {
             return Err(error::uncovered());
         }
         let mut nodes = self.nodes();
+        let before = nodes.len();
         nodes.retain(|addr, _| map.masters.contains(addr));
+        let have_left = nodes.len() < before;
         for addr in &map.masters {
             nodes.entry(addr.clone()).or_default();
         }
@@ -243,6 +245,10 @@ impl Cluster {
             *now = map;
             is_new
         });
+        if have_left {
+            // Their listeners are gone. Where a master that was known before has the slots, nothing else tells.
+            self.inbox.wake_ups.send(WakeUp::Resync);
+        }
         Ok(is_complete)
     }
 

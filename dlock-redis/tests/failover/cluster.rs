@@ -7,9 +7,10 @@ use crate::{
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions, redis_cluster::RedisCluster};
 use dlock_core::{
     Client, Effect, ErrorKind, Lease, Lock,
-    driver::{Acquired, DistributedLock},
+    driver::{Acquired, DistributedLock, WakeUp},
 };
 use dlock_redis::{RedisConfig, RedisDriver};
+use futures_util::StreamExt;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::{
@@ -18,7 +19,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::timeout,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(10);
@@ -301,6 +305,23 @@ async fn a_request_refused_where_its_slot_is_moved_to_pauses_there_before_it_fai
     moved.go(Step::End).await;
     let granted = driver.acquire(&acquire(&moved.name)).await.unwrap();
     assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+}
+
+/// The old master does not answer, so it tells no waiter that the slot of its lock moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_poll_again_when_another_master_takes_over_all_slots_of_theirs() {
+    let started = spawn_blocking(|| RedisCluster::start(3, false, NODE_TIMEOUT)).await;
+    let cluster = started.unwrap().unwrap();
+    let driver = RedisDriver::connect(&cluster.url()).await.unwrap();
+    let mut wake_ups = driver.wake_ups();
+    cluster.process(0).unwrap().stop().unwrap();
+    for verb in ["DELSLOTSRANGE", "ADDSLOTSRANGE"] {
+        let words = ["CLUSTER", verb, "0", "5460"];
+        cluster.nodes()[1].command(&words).unwrap();
+    }
+    let told = timeout(20 * SECOND, wake_ups.next()).await.unwrap();
+    assert!(matches!(told, Some(WakeUp::Resync)), "{told:?}");
+    cluster.process(0).unwrap().cont().unwrap();
 }
 
 async fn until(is_so: impl AsyncFn() -> bool) {

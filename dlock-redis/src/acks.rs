@@ -1,8 +1,8 @@
 //! Acknowledgements: what replicas and disks confirm before a grant or a renewal counts.
 //!
 //! Redis answers a request before any replica has it. `WAIT` behind the request tells how many have it; `WAITAOF`
-//! tells on how many disks it is. The server serves nothing else of a connection that waits, so requests that are
-//! to be confirmed have a connection of their own. Newer servers wait only for the last write of the same connection,
+//! tells on how many disks it is. The server serves nothing else of a connection that waits, so acquires have a
+//! connection of their own, and renewals another one. Newer servers wait only for the last write of the same connection,
 //! so a script whose answer is to be confirmed writes even where it changes nothing.
 
 use crate::{commands, connection::Request, error};
@@ -26,11 +26,15 @@ impl Acks {
 
     /// The request, with the command behind it that has it confirmed where anything is.
     pub(crate) fn confirm(&self, cmd: Cmd) -> Request {
-        let wait = || Box::new(self.wait(self.replicas, self.within));
         Request {
-            acks: self.are_wanted().then(wait),
+            acks: self.are_wanted().then(|| Box::new(self.command())),
             ..cmd.into()
         }
+    }
+
+    /// Has all confirmed that was written over a connection.
+    pub(crate) fn command(&self) -> Cmd {
+        self.wait(self.replicas, self.within)
     }
 
     /// Asks for nothing but whether the server and the user's rights allow to wait.

@@ -224,10 +224,20 @@ impl Connection {
     pub(crate) async fn command(self: &Arc<Self>, cmd: Cmd) -> Result<Value> {
         let patience = self.patience();
         let link = self.link(patience).await?;
-        self.ask(&link, cmd.into(), patience)
+        self.command_over(&link, cmd, patience).await
+    }
+
+    /// Runs a plain command over the link that carried an earlier request.
+    pub(crate) async fn command_over(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        cmd: Cmd,
+        give_up: Instant,
+    ) -> Result<Value> {
+        self.ask(link, cmd.into(), give_up)
             .await
             .map(|reply| reply.value)
-            .map_err(|cause| self.failed(&link, cause))
+            .map_err(|cause| self.failed(link, cause))
     }
 
     /// Logs what the server's settings mean for a lock, where the user may read settings. Refuses a server with which

@@ -134,8 +134,8 @@ impl RedisDriver {
     /// another one that can be cloned.
     ///
     /// The server of `config` must be the one of that connection, and its log-in the same: one more connection, named
-    /// `dlock-wake-ups`, listens there for wake-ups. Where `dlock.replicas` or `dlock.fsync` is set, what is to be
-    /// confirmed has a connection of its own, too, because it makes the others wait.
+    /// `dlock-wake-ups`, listens there for wake-ups. Where `dlock.replicas` or `dlock.fsync` is set, acquires and
+    /// renewals have a connection each, too, because what is to be confirmed makes the others wait.
     ///
     /// What sharing costs:
     /// - A request stands behind what the application sent before it. Behind a large reply, or a command that blocks
@@ -251,14 +251,15 @@ impl DistributedLock for RedisDriver {
         let scripts = batch.chunks(a_script);
         let scripts: Vec<_> = scripts.map(|it| self.server.renew(it, give_up)).collect();
         let mut outcomes: Vec<_> = stream::iter(scripts).buffered(in_flight).collect().await;
+        self.server.confirm(&mut outcomes, give_up).await;
         if !outcomes.is_empty() && outcomes.iter().all(Result::is_err) {
-            return outcomes.swap_remove(0);
+            return outcomes.swap_remove(0).map(|it| it.entries);
         }
         // A script that failed fails its own entries, and no entry that another script renewed.
         let mut answers = Vec::with_capacity(batch.len());
         for (some, outcome) in batch.chunks(a_script).zip(outcomes) {
             let failed = |error| some.iter().map(|_| Err(again(&error))).collect();
-            answers.extend(outcome.unwrap_or_else(failed));
+            answers.extend(outcome.map_or_else(failed, |it| it.entries));
         }
         Ok(answers)
     }
@@ -343,7 +344,7 @@ fn capabilities(config: &RedisConfig) -> Capabilities {
     capabilities.wake = Wake::Queue;
     capabilities.shares = true;
     capabilities.raises = true;
-    // What is confirmed has a connection of its own, which a release does not wait for; and one that a node refuses is
+    // What is confirmed has connections of its own, which a release does not wait for; and one that a node refuses is
     // sent again.
     capabilities.ordered = !config.acks.are_wanted() && !config.is_cluster();
     capabilities.late = LATE;

@@ -14,9 +14,11 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) connection: Arc<Connection>,
-    /// Carries the requests that are to be confirmed, and those whose order with them counts. The same
+    /// Carries the acquires, which are to be confirmed, and those whose order with them counts. The same
     /// connection where nothing is confirmed.
     pub(crate) confirmed: Arc<Connection>,
+    /// Carries the renewals, which must not wait until an acquire is confirmed. The same again.
+    pub(crate) renewals: Arc<Connection>,
     pub(crate) wake_ups: Arc<Listener>,
 }
 
@@ -25,9 +27,17 @@ pub(crate) struct Call<'a> {
     pub(crate) lua: &'a Lua,
     pub(crate) keys: &'a [Keys],
     pub(crate) give_up: Instant,
-    pub(crate) confirmed: bool,
+    pub(crate) over: Over,
     /// In a cluster, where the client has to listen before.
     pub(crate) channel: Option<&'a str>,
+}
+
+/// Which connection of a node carries a request.
+#[derive(Clone, Copy)]
+pub(crate) enum Over {
+    Plain,
+    Confirmed,
+    Renewals,
 }
 
 /// What a node answered.
@@ -51,14 +61,18 @@ impl Node {
         let connection = Connection::open(dialer.clone(), shared).await?;
         connection.check_settings(&config.acks).await?;
         wake_ups.ready(&connection).await?;
-        let confirmed = match config.acks.are_wanted() {
-            true => Connection::open(dialer, None).await?,
-            false => Arc::clone(&connection),
+        let [confirmed, renewals] = match config.acks.are_wanted() {
+            true => [
+                Connection::open(dialer.clone(), None).await?,
+                Connection::open(dialer, None).await?,
+            ],
+            false => [Arc::clone(&connection), Arc::clone(&connection)],
         };
         confirmed.can_confirm(&config.acks).await?;
         Ok(Self {
             connection,
             confirmed,
+            renewals,
             wake_ups,
         })
     }
@@ -76,9 +90,10 @@ impl Node {
             let subscribed = Box::pin(self.wake_ups.subscribe(channel, asking)).await;
             subscribed.map_err(|cause| error::failed(cause).error)?;
         }
-        let connection = match call.confirmed {
-            true => &self.confirmed,
-            false => &self.connection,
+        let connection = match call.over {
+            Over::Plain => &self.connection,
+            Over::Confirmed => &self.confirmed,
+            Over::Renewals => &self.renewals,
         };
         let build = |link: &Link| Request {
             asking,
@@ -96,6 +111,7 @@ impl Node {
     pub(crate) async fn close(&self) {
         self.connection.close();
         self.confirmed.close();
+        self.renewals.close();
         self.wake_ups.close().await;
     }
 }

@@ -5,7 +5,7 @@ use crate::{
     commands::{self, Acquisition, Releasing},
     connection::Link,
     error,
-    node::{Answer, Call},
+    node::{Answer, Call, Over},
     scripts::{ACQUIRES, RELEASES},
     server::{Server, confirmed, not_after},
 };
@@ -58,7 +58,7 @@ impl Batch for Acquires {
         };
         let call = Call {
             give_up: first,
-            confirmed: true,
+            over: Over::Confirmed,
             ..server.call(&ACQUIRES, &keys)
         };
         let mut answer = server.patiently(server.eval(call, acquires)).await?;

@@ -10,7 +10,7 @@ use crate::{
     dialer::ShortestLease,
     error,
     listener::Inbox,
-    node::{Answer, Call, Node},
+    node::{Answer, Call, Node, Over},
     scripts::{self, Lua},
     slots::slot_of,
 };
@@ -21,6 +21,7 @@ use dlock_core::{
         kit::again,
     },
 };
+use futures_util::future::join_all;
 use redis::Value;
 use std::{slice, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
@@ -41,6 +42,13 @@ pub(crate) struct Server {
 pub(crate) enum Nodes {
     One(Arc<Node>),
     Cluster(Arc<Cluster>),
+}
+
+/// What a script of renewals did, and over which connection.
+pub(crate) struct Renewal {
+    pub(crate) entries: Vec<Result<Renewed>>,
+    link: Arc<Link>,
+    node: Arc<Node>,
 }
 
 impl Server {
@@ -84,7 +92,7 @@ impl Server {
             lua: &scripts::ACQUIRE,
             keys: slice::from_ref(&keys),
             give_up: req.give_up,
-            confirmed: true,
+            over: Over::Confirmed,
             channel: self.is_cluster().then_some(channel).filter(|_| waits),
         };
         let answer = self.eval(call, acquire).await?;
@@ -137,38 +145,61 @@ impl Server {
         commands::read_release(&answer).ok_or_else(error::garbled)
     }
 
-    /// Renews the entries of one script.
-    pub(crate) async fn renew(
-        &self,
-        entries: &[Renew],
-        give_up: Instant,
-    ) -> Result<Vec<Result<Renewed>>> {
+    /// Renews the entries of one script. What is to be confirmed is not yet.
+    pub(crate) async fn renew(&self, entries: &[Renew], give_up: Instant) -> Result<Renewal> {
         let keys: Vec<_> = entries.iter().map(|it| self.keys(&it.name)).collect();
         let renew = |link: &Link| {
             let (not_after, confirm) = (not_after(link, give_up), self.acks.are_wanted());
-            let renew = commands::renew(&keys, entries, not_after, confirm);
-            self.acks.confirm(renew)
+            commands::renew(&keys, entries, not_after, confirm).into()
         };
         let call = Call {
             lua: &scripts::RENEW,
             keys: &keys,
             give_up,
-            confirmed: true,
+            over: Over::Renewals,
             channel: None,
         };
-        let Answer { reply, link, .. } = self.eval(call, renew).await?;
+        let Answer { reply, link, node } = self.eval(call, renew).await?;
         let renewal = commands::read_renew(&reply.value).ok_or_else(error::garbled)?;
         link.server.observe(renewal.now, self.clock.now());
         let entries = renewal.entries.ok_or_else(error::late)?.into_iter();
+        let entry = |entry: Result<_, String>| entry.map_err(|text| error::failed_entry(&text));
+        Ok(Renewal {
+            entries: entries.map(entry).collect(),
+            link,
+            node,
+        })
+    }
+
+    /// Has the scripts of a batch confirmed, where that is wanted: by one wait for each connection, behind all of them.
+    /// Each wait takes time, in which the server does nothing else of that connection.
+    pub(crate) async fn confirm(&self, batch: &mut [Result<Renewal>], give_up: Instant) {
+        if !self.acks.are_wanted() {
+            return;
+        }
+        let mut batch: Vec<_> = batch.iter_mut().flatten().collect();
+        batch.sort_by_key(|it| Arc::as_ptr(&it.link));
+        let each = batch.chunk_by_mut(|one, other| Arc::ptr_eq(&one.link, &other.link));
+        join_all(each.map(|some| self.confirm_over_one(some, give_up))).await;
+    }
+
+    async fn confirm_over_one(&self, some: &mut [&mut Renewal], give_up: Instant) {
+        let Some(Renewal { link, node, .. }) = some.first() else {
+            return;
+        };
+        let wait = self.acks.command();
+        let confirmed = node.renewals.command_over(link, wait, give_up).await;
+        let missing = confirmed.map_or_else(Some, |it| self.acks.missing(Some(it)));
+        let Some(missing) = missing else {
+            return;
+        };
         // A hold that is gone is gone, confirmed or not. One that was renewed lasts as long as was
         // confirmed, and the next renewal may be confirmed again.
-        let missing = self.acks.missing(reply.confirmed);
-        let entry = |entry: Result<Renewed, String>| match (entry, &missing) {
-            (Ok(Renewed::Until { .. }), Some(missing)) => Err(again(missing)),
-            (Ok(renewed), _) => Ok(renewed),
-            (Err(text), _) => Err(error::failed_entry(&text)),
-        };
-        Ok(entries.map(entry).collect())
+        for entry in some.iter_mut().flat_map(|it| &mut it.entries) {
+            if matches!(entry, Ok(Renewed::Until { .. })) {
+                *entry = Err(again(&missing));
+            }
+        }
     }
 
     /// Ends a ticket. `false`: the queue has more dead tickets than one script removes.
@@ -178,7 +209,7 @@ impl Server {
         let leave = |_: &Link| commands::leave(&keys, &channel, ticket).into();
         // Behind an acquire of the ticket that was given up, so that it does not enter again.
         let call = Call {
-            confirmed: true,
+            over: Over::Confirmed,
             ..self.call(&scripts::LEAVE, slice::from_ref(&keys))
         };
         let answer = self.eval(call, leave).await?;
@@ -321,7 +352,7 @@ impl Server {
             lua,
             keys,
             give_up: self.clock.now() + PATIENCE,
-            confirmed: false,
+            over: Over::Plain,
             channel: None,
         }
     }

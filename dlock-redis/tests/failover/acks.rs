@@ -6,7 +6,7 @@ use dlock_conformance::testbed::{
 };
 use dlock_core::{
     Client, Clock, Effect, ErrorKind, HoldId, Lease, LossReason, Owner, RetryClass,
-    driver::{Acquire, Acquired, DistributedLock},
+    driver::{Acquire, Acquired, DistributedLock, Lane, Renew, Renewed},
 };
 use dlock_redis::RedisDriver;
 use futures_util::future::join_all;
@@ -86,6 +86,58 @@ pub(crate) fn acquire(name: &str) -> Acquire {
         Lease::fixed(30 * SECOND),
         give_up,
     )
+}
+
+/// Renews what these requests acquired.
+pub(crate) async fn renew(driver: &RedisDriver, held: &[Acquire]) {
+    let entry = |req: &Acquire| {
+        let lease = Some(req.lease.length());
+        Renew::new(req.name.clone(), req.owner, req.hold, lease)
+    };
+    let batch: Vec<_> = held.iter().map(entry).collect();
+    let give_up = Clock::boot().now() + 10 * SECOND;
+    for renewed in driver.renew(Lane(0), &batch, give_up).await.unwrap() {
+        assert!(matches!(renewed, Ok(Renewed::Until { .. })), "{renewed:?}");
+    }
+}
+
+/// Acquires locks of these names.
+pub(crate) async fn acquire_all(driver: &RedisDriver, names: usize) -> Vec<Acquire> {
+    let held: Vec<_> = (0..names).map(|it| acquire(&format!("n{it}"))).collect();
+    for answer in join_all(held.iter().map(|req| driver.acquire(req))).await {
+        assert!(matches!(answer, Ok(Acquired::Granted(_))), "{answer:?}");
+    }
+    held
+}
+
+/// How often a server was asked to wait for its replicas.
+pub(crate) fn waits(server: &RedisServer) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).unwrap();
+    let stats = stats.text().unwrap();
+    let mut fields = stats.split([',', '\r', '\n']);
+    let calls = fields.find_map(|field| field.strip_prefix("cmdstat_wait:calls="));
+    calls.map_or(0, |calls| calls.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_wait_behind_no_acquire_and_a_batch_of_them_waits_once() {
+    let pair = Pair::start().await;
+    let driver = pair.driver("dlock.replicas=1&dlock.replicas-timeout=60s");
+    let driver = Arc::new(driver.await);
+    let held = acquire_all(&driver, 250).await;
+    let before = waits(&pair.master);
+    renew(&driver, &held).await;
+    assert_eq!(waits(&pair.master), before + 1);
+    pair.replica().stop().unwrap();
+    let acquires = Arc::clone(&driver);
+    let acquires = tokio::spawn(async move { acquires.acquire(&acquire("other")).await });
+    pair.until(&pair.master, "blocked_clients:1").await;
+    let renews = tokio::spawn(async move { renew(&driver, &held).await });
+    // The renewals were executed, and wait themselves.
+    pair.until(&pair.master, "blocked_clients:2").await;
+    pair.replica().cont().unwrap();
+    renews.await.unwrap();
+    assert!(matches!(acquires.await.unwrap(), Ok(Acquired::Granted(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]

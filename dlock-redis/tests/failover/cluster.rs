@@ -1,7 +1,7 @@
 //! Tests over a cluster of three masters with a replica each.
 
 use crate::{
-    acks::acquire,
+    acks::{acquire, acquire_all, renew, waits},
     judge::{Judge, Verdict},
 };
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions, redis_cluster::RedisCluster};
@@ -276,6 +276,22 @@ async fn a_lock_whose_slot_moves_is_renewed_at_every_step_and_handed_on() {
         );
         assert!(next.token() > token, "{query} {released:?}");
         next.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_renewals_waits_once_at_each_master() {
+    let cluster = cluster().await;
+    let url = format!(
+        "{}?dlock.replicas=1&dlock.replicas-timeout=60s",
+        cluster.url()
+    );
+    let driver = RedisDriver::connect(&url).await.unwrap();
+    let held = acquire_all(&driver, 30).await;
+    let before: Vec<_> = cluster.nodes()[..3].iter().map(waits).collect();
+    renew(&driver, &held).await;
+    for (node, before) in cluster.nodes().iter().zip(before) {
+        assert_eq!(waits(node), before + 1);
     }
 }
 

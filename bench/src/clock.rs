@@ -2,6 +2,7 @@
 
 use nix::{time::ClockId, unistd::Pid};
 use std::{
+    collections::BTreeMap,
     fs,
     time::{Duration, Instant},
 };
@@ -12,7 +13,7 @@ pub(crate) struct Meter {
     servers: Vec<u32>,
     began: Instant,
     client_cpu: Duration,
-    server_cpu: Duration,
+    server_cpu: BTreeMap<u32, Duration>,
     machine: Machine,
 }
 
@@ -43,7 +44,7 @@ impl Meter {
         Self {
             servers: servers.to_vec(),
             machine: Machine::now(),
-            server_cpu: cpu_of(servers),
+            server_cpu: cpu_of_each(servers),
             client_cpu: own_cpu(),
             began: Instant::now(),
         }
@@ -52,7 +53,12 @@ impl Meter {
     pub(crate) fn stop(&self) -> Seen {
         let took = self.began.elapsed();
         let client_cpu = own_cpu().saturating_sub(self.client_cpu);
-        let server_cpu = cpu_of(&self.servers).saturating_sub(self.server_cpu);
+        // One that has ended is not seen any more: what it used before is not taken from the others.
+        let used = |(pid, cpu): (u32, Duration)| {
+            let before = self.server_cpu.get(&pid).copied().unwrap_or_default();
+            cpu.saturating_sub(before)
+        };
+        let server_cpu: Duration = cpu_of_each(&self.servers).into_iter().map(used).sum();
         let machine = Machine::now();
         let all = machine.all.saturating_sub(self.machine.all).max(1);
         let share = |ticks: u64| ticks as f64 / all as f64;
@@ -99,16 +105,22 @@ fn own_cpu() -> Duration {
     process_cpu(std::process::id())
 }
 
-/// With their children: some servers have a process for each connection.
+/// The CPU that processes and their children have used.
 pub(crate) fn cpu_of(processes: &[u32]) -> Duration {
-    let of_one = |pid: &u32| {
+    cpu_of_each(processes).into_values().sum()
+}
+
+/// Some servers have a process for each connection.
+fn cpu_of_each(processes: &[u32]) -> BTreeMap<u32, Duration> {
+    let with_children = |pid: &u32| {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
         let children = children.unwrap_or_default();
         let children = children.split_ascii_whitespace();
         let children = children.filter_map(|pid| pid.parse().ok());
-        process_cpu(*pid) + children.map(process_cpu).sum::<Duration>()
+        children.chain([*pid]).collect::<Vec<u32>>()
     };
-    processes.iter().map(of_one).sum()
+    let all = processes.iter().flat_map(with_children);
+    all.map(|pid| (pid, process_cpu(pid))).collect()
 }
 
 /// The CPU time of all threads that a process ever had, in nanoseconds; `/proc/PID/stat` counts in

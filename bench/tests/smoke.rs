@@ -445,7 +445,7 @@ mod compare {
             ("rslock", 11),
             ("redislock", 11),
             ("redsync", 11),
-            ("redsync, 10 ms", 11),
+            ("redsync (10 ms)", 11),
             ("Redisson RLock", CASES),
             ("Redisson RFairLock", CASES - 2), // readers and permits are RLock's
             ("Redisson RFencedLock", CASES - 2),

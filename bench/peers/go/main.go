@@ -68,7 +68,7 @@ var libraries = map[string]library{
 		}
 	}},
 	"redsync":        ofRedsync(), // its default: 50 to 250 ms
-	"redsync, 10 ms": ofRedsync(redsync.WithRetryDelay(10 * time.Millisecond)),
+	"redsync (10 ms)": ofRedsync(redsync.WithRetryDelay(10 * time.Millisecond)),
 }
 
 type answer map[string]any
@@ -135,7 +135,7 @@ func (p *process) obey(words []string) (answer, error) {
 		}()
 		err := together(128, func(int) error {
 			for at := range names {
-				release, err := p.client(0)(fmt.Sprint("named:", at))()
+				release, err := p.client(0)(fmt.Sprint("named:", count(1), ":", at))()
 				if err != nil {
 					return err
 				}

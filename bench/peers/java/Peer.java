@@ -147,7 +147,7 @@ public class Peer {
                         if (at >= count) {
                             break;
                         }
-                        client(0).lock("exclusive", "named:" + at, 1).acquire().run();
+                        client(0).lock("exclusive", "named:" + count + ":" + at, 1).acquire().run();
                         visited.getAndIncrement();
                     }
                 });

@@ -42,7 +42,7 @@ async function obey(words) {
       let visited = 0;
       const visit = async (first) => {
         for (let at = first; at < count && nanos() - began < span; at += 128, visited++)
-          await (await acquire(0, "named:" + at))();
+          await (await acquire(0, "named:" + count + ":" + at))();
       };
       await Promise.all(Array.from({ length: 128 }, (_, first) => visit(first)));
       return { ops: visited, nanos: nanos() - began };

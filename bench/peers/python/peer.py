@@ -46,7 +46,7 @@ class Peer:
                     for at in range(first, int(count), 128):
                         if time.perf_counter_ns() - began > int(millis) * 1e6:
                             break
-                        lock = self.lock(0, f"named:{at}")
+                        lock = self.lock(0, f"named:{count}:{at}")
                         await lock.acquire()
                         await lock.release()
                         visited += 1

@@ -130,14 +130,18 @@ impl Case {
         matches!(self.work, Kind::Recover)
     }
 
-    /// Whether a server that others use can bear it.
-    pub(super) fn is_light(&self) -> bool {
-        match self.work {
+    /// The case as a server that others use can bear it, if it can.
+    pub(super) fn lightened(mut self) -> Option<Self> {
+        if let Kind::Wait { tasks } = &mut self.work {
+            *tasks = WAITING.min(*tasks);
+        }
+        let is_light = match self.work {
             Kind::Cycle { tasks, .. } => tasks <= 128,
-            Kind::Contend { waiters } => waiters <= 16,
+            Kind::Contend { waiters } => waiters <= WAITING,
             Kind::Keep { locks: many } | Kind::Names { count: many } => many <= 1_000,
             Kind::Wait { .. } | Kind::Recover => true,
-        }
+        };
+        is_light.then_some(self)
     }
 
     /// Whether it wants a new process: earlier work would hide how much memory this takes.
@@ -238,6 +242,9 @@ impl Case {
         Ok(sample)
     }
 }
+
+/// Clients or tasks that wait on a server of the user's.
+const WAITING: usize = 16;
 
 /// Holds many locks for a while.
 async fn keep(

@@ -23,6 +23,8 @@ use tokio::{
 /// A lock library.
 trait Library: Send + Sync + 'static {
     type Lock: Contender;
+    /// The package that it comes from.
+    const PACKAGE: &str;
     /// Whether it keeps a held lock by itself.
     const KEEPS: bool = true;
 
@@ -42,6 +44,14 @@ enum Sort {
     Reentrant,
     Read,
     Permit(u32),
+}
+
+/// A package of this build with its version.
+fn version_of(package: &str) -> String {
+    let name = format!("name = \"{package}\"\n");
+    let entry = include_str!("../../../Cargo.lock").split_once(&name);
+    let version = entry.and_then(|(_, rest)| rest.split('"').nth(1));
+    format!("{package} {}", version.unwrap_or_default())
 }
 
 /// The job of a worker process.
@@ -91,6 +101,7 @@ struct Dlock(Clients<Client>, Duration);
 
 impl Library for Dlock {
     type Lock = Lock;
+    const PACKAGE: &str = "dlock-rs";
 
     async fn lock(&self, client: usize, sort: Sort, name: &str) -> Result<Lock> {
         let Self(clients, lease) = self;
@@ -130,6 +141,7 @@ struct Rslock(Clients<rslock::LockManager>, Duration);
 #[cfg(feature = "peers")]
 impl Library for Rslock {
     type Lock = crate::figure::Rslock;
+    const PACKAGE: &str = "rslock";
     const KEEPS: bool = false;
 
     async fn lock(&self, client: usize, sort: Sort, name: &str) -> Result<Self::Lock> {
@@ -145,6 +157,7 @@ struct Recipe(Clients<zookeeper_client::Client>, Duration);
 
 impl Library for Recipe {
     type Lock = zk::Recipe;
+    const PACKAGE: &str = "zookeeper-client";
 
     async fn lock(&self, client: usize, sort: Sort, name: &str) -> Result<zk::Recipe> {
         exclusive(sort)?;
@@ -160,6 +173,7 @@ struct Advisory(String);
 
 impl Library for Advisory {
     type Lock = postgres::Advisory;
+    const PACKAGE: &str = "sqlx";
 
     async fn lock(&self, _client: usize, sort: Sort, name: &str) -> Result<postgres::Advisory> {
         exclusive(sort)?;
@@ -172,6 +186,7 @@ struct EtcdApi(Clients<(etcd_client::Client, i64)>, Duration);
 
 impl Library for EtcdApi {
     type Lock = etcd::Api;
+    const PACKAGE: &str = "etcd-client";
 
     async fn lock(&self, client: usize, sort: Sort, name: &str) -> Result<etcd::Api> {
         exclusive(sort)?;
@@ -194,7 +209,7 @@ async fn serve<L: Library>(library: L) -> Result {
         waiting: JoinSet::new(),
     };
     let mut lines = worker::commands();
-    worker::say(&format!("= {}", json!({"ready": "this build"})))?;
+    worker::say(&format!("= {}", json!({"ready": version_of(L::PACKAGE)})))?;
     while let Some(line) = lines.recv().await {
         let answer = process.obey(&line).await;
         let answer = answer.unwrap_or_else(|error| json!({"error": error.to_string()}));
@@ -417,7 +432,7 @@ async fn visit_all<L: Library>(library: &Arc<L>, count: usize, until: Instant) -
                 if Instant::now() > until {
                     break;
                 }
-                let name = format!("named:{at}");
+                let name = format!("named:{count}:{at}");
                 let lock = library.lock(0, Sort::Exclusive, &name).await?;
                 let held = lock.acquire().await?;
                 lock.release(held).await?;

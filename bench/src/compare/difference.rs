@@ -12,14 +12,27 @@ use std::fmt::Write;
 /// repetition of one run lies within the range of the other, and when it is larger than nearly all differences of
 /// the same metric: few repetitions alone often lie apart by chance.
 pub(super) fn between(before: &Results, after: &Results) -> String {
-    let mut pairs = Vec::new();
+    let (mut pairs, mut once, mut harm) = (Vec::new(), 0, String::new());
     for row in &after.rows {
         let Some(other) = before.row(&row.store, &row.case, &row.contestant) else {
             continue;
         };
         for metric in row.metrics.keys() {
-            if let Some(pair) = Pair::of(other, row, metric) {
-                pairs.push(pair);
+            match Pair::of(other, row, metric) {
+                Some(pair) => pairs.push(pair),
+                None if other.metrics.contains_key(metric) => once += 1,
+                None => {}
+            }
+            if HARM.contains(&&**metric) {
+                let worst = |row: &Row| row.spread(metric).map_or(0.0, |all| all.high);
+                let (was, is) = (worst(other), worst(row));
+                if was != is {
+                    let (store, case, contestant) = (&row.store, &row.case, &row.contestant);
+                    let _written = writeln!(
+                        harm,
+                        "{store} {case} {contestant}, {metric}: {was:.0} → {is:.0}"
+                    );
+                }
             }
         }
     }
@@ -77,6 +90,13 @@ pub(super) fn between(before: &Results, after: &Results) -> String {
     if count == 0 {
         text += "nothing exceeds the noise\n";
     }
+    text += &harm;
+    if once > 0 {
+        let _written = writeln!(
+            text,
+            "not judged, since a run measured them once and their noise is not known: {once} numbers"
+        );
+    }
     for (one, other, when) in [(before, after, "before"), (after, before, "after")] {
         let only = one.rows.iter().filter(|row| {
             let (store, case, contestant) = (&row.store, &row.case, &row.contestant);
@@ -119,6 +139,8 @@ fn scatter(pairs: &[Pair<'_>], metric: &str, drift: f64) -> f64 {
     Spread::of(all).median * MEDIANS
 }
 
+/// Any difference of these counts.
+const HARM: [&str; 2] = ["violations", "lost"];
 /// Numbers of a metric from which its noise can be told.
 const ENOUGH: usize = 8;
 /// 99 % of a normal distribution lie within 2.58 standard deviations, half of it within 0.67.
@@ -187,6 +209,22 @@ mod tests {
             rows: numbers.iter().map(row).collect(),
             ..Results::default()
         }
+    }
+
+    #[test]
+    fn a_lost_lock_is_a_difference_though_it_was_measured_once() {
+        let run = |lost: f64| {
+            let mut row = Row::missing("zk", "keep-1000", "dlock", "");
+            row.metrics.insert("lost".to_owned(), vec![lost]);
+            row.metrics.insert("client %".to_owned(), vec![1.0 + lost]);
+            Results {
+                rows: vec![row],
+                ..Results::default()
+            }
+        };
+        let text = between(&run(0.0), &run(7.0));
+        assert!(text.contains("zk keep-1000 dlock, lost: 0 → 7"), "{text}");
+        assert!(text.contains("not known: 2 numbers"), "{text}");
     }
 
     #[test]

@@ -145,6 +145,8 @@ const LEASE: Duration = Duration::from_secs(12);
 const TIME_IS_UP: &str = "the time was up; run it alone with --backends and --peers";
 /// Seconds of the plan after which its pace is known rather by what was measured.
 const PLAN_COUNTS: f64 = 20.0;
+/// What holds each lock by a session of its own.
+const SESSIONS: &str = "PgAdvisoryLock";
 /// The job of this program's own contestants.
 pub(crate) const JOB: &str = "compare";
 
@@ -269,7 +271,8 @@ impl<'a> Comparison<'a> {
         }
         for peer in &arguments.peers {
             if peer != "none" && !CONTESTANTS.iter().any(|one| one.name == peer) {
-                let known: Vec<&str> = CONTESTANTS.iter().map(|one| one.name).collect();
+                let known: BTreeSet<&str> = CONTESTANTS.iter().map(|one| one.name).collect();
+                let known = Vec::from_iter(known);
                 return Err(format!("no peer {peer:?}; there are: {}", known.join(", ")).into());
             }
         }
@@ -305,11 +308,11 @@ impl<'a> Comparison<'a> {
 
     /// A server of the user's gets a bounded load.
     fn cases(&self, scheme: &str) -> Vec<Case> {
-        let is_own = self.arguments.url_of(scheme).is_none();
-        let all = self.cases.iter();
-        all.filter(|case| is_own || case.is_light())
-            .cloned()
-            .collect()
+        let all = self.cases.iter().cloned();
+        match self.arguments.url_of(scheme) {
+            None => all.collect(),
+            Some(_) => all.filter_map(Case::lightened).collect(),
+        }
     }
 
     /// How long a case takes, about.
@@ -379,6 +382,9 @@ impl<'a> Comparison<'a> {
     }
 
     async fn start(&mut self, one: &'static Contestant, store: &Store) -> Result<Process> {
+        if one.name == SESSIONS && self.arguments.url_of(one.store).is_some() {
+            return Err("each of its locks takes a session, too many for a server of yours".into());
+        }
         if let With::Adapter(adapter) = one.with {
             if !self.built.contains_key(adapter.folder) {
                 eprintln!("building what runs {} ..", one.name);

@@ -3,7 +3,7 @@
 use super::{
     case::PERMILLES,
     peers::{CONTESTANTS, DLOCK, With},
-    plot::{Bar, Line, bars, escaped, lines, short},
+    plot::{Bar, EMPTY, Line, bars, escaped, lines, short},
     results::{Results, Row},
     store::STORES,
 };
@@ -64,6 +64,9 @@ impl Page {
     }
 
     fn plot(&mut self, (name, svg): (String, String)) {
+        if svg.ends_with(EMPTY) {
+            return;
+        }
         self.html += &format!("<figure>{svg}</figure>");
         self.markdown += &format!("![{name}]({name}.svg)\n");
         self.plots.push((name, svg));

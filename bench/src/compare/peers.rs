@@ -129,7 +129,7 @@ pub(super) const CONTESTANTS: &[Contestant] = &[
     peer("redis", "redsync", GO, "queue, token, renewal, re-entry"),
     peer(
         "redis",
-        "redsync, 10 ms",
+        "redsync (10 ms)",
         GO,
         "queue, token, renewal, re-entry; asks every 10 ms instead of 50 to 250",
     ),

@@ -3,6 +3,9 @@
 
 use std::fmt::Write;
 
+/// How a plot ends that has nothing to show.
+pub(super) const EMPTY: &str = "<text x='20' y='60'>not measured</text></svg>";
+
 /// A named line over categories; a category without a number is left out.
 pub(super) struct Line {
     pub(super) name: String,
@@ -42,7 +45,7 @@ pub(super) fn lines(
         });
     let mut svg = begin(title, HEIGHT);
     if high == 0.0 {
-        return svg + "<text x='20' y='60'>not measured</text></svg>";
+        return svg + EMPTY;
     }
     let (low, high) = (low * 0.85, high * 1.15);
     let x = |at: usize| LEFT + (RIGHT - LEFT) * (at as f64 + 0.5) / categories.len() as f64;
@@ -137,7 +140,7 @@ pub(super) fn bars(title: &str, unit: &str, parts: &[&str], bars: &[Bar]) -> Str
     });
     let most = most.fold(0.0, f64::max);
     if most <= 0.0 {
-        return svg + "<text x='20' y='60'>not measured</text></svg>";
+        return svg + EMPTY;
     }
     let scale = (BARS_END - BARS) / most;
     let _written = write!(

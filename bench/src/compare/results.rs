@@ -178,8 +178,11 @@ impl Results {
         Ok(results)
     }
 
-    /// Adds another run. A label that both have, and whose values differ, has both.
+    /// Adds another run, whose rows take the place of those of the same case here. A label that both have, and whose
+    /// values differ, has both.
     pub(super) fn add(&mut self, other: Self) {
+        self.rows
+            .retain(|row| other.row(&row.store, &row.case, &row.contestant).is_none());
         self.rows.extend(other.rows);
         self.versions.extend(other.versions);
         for (label, value) in other.run {

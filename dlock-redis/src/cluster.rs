@@ -233,14 +233,14 @@ impl Cluster {
             return Err(error::uncovered());
         }
         let mut nodes = self.nodes();
-        let before = nodes.len();
         nodes.retain(|addr, _| map.masters.contains(addr));
-        let have_left = nodes.len() < before;
         for addr in &map.masters {
             nodes.entry(addr.clone()).or_default();
         }
         drop(nodes);
+        let mut have_left = false;
         self.map.send_if_modified(|now| {
+            have_left = now.masters.iter().any(|it| !map.masters.contains(it));
             let is_new = *now != map;
             *now = map;
             is_new

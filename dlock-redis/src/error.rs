@@ -130,6 +130,12 @@ pub(crate) fn one_connection() -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
+/// It would go on to an old master, whatever the sentinels say.
+pub(crate) fn one_master() -> DriverError {
+    let message = "sentinels may name another master, to which a connection of the application does not go: connect by their URL";
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
 /// No node of the cluster that answers names a master of the slot.
 pub(crate) fn uncovered() -> DriverError {
     DriverError::unavailable("no master of the cluster has this slot: see CLUSTER INFO")

@@ -122,7 +122,7 @@ impl Sentinels {
             pushed,
         });
         // They may have changed their minds before this connection could be told.
-        self.shared.drop_others();
+        self.shared.drop_others(false);
         Ok(at(server.addr(), host, *port))
     }
 
@@ -190,7 +190,7 @@ impl Shared {
             all[at] = said;
             is_new
         });
-        self.drop_others();
+        self.drop_others(false);
     }
 
     fn agreed(&self) -> Option<(Opinion, Instant)> {
@@ -203,8 +203,9 @@ impl Shared {
         self.clock.now().since(named) + CHECK_INTERVAL > NAMED_WITHIN
     }
 
-    /// Ends the connections to other servers than the master, and those to a master that was not named for too long.
-    fn drop_others(&self) {
+    /// Ends the connections to other servers than the master; `expires`: and those to a master that was not named for too
+    /// long.
+    fn drop_others(&self, expires: bool) {
         let agreed = self.agreed();
         let (mut ended, mut is_unnamed) = (Vec::new(), false);
         self.dialed().retain_mut(|dialed| {
@@ -218,7 +219,7 @@ impl Shared {
                 }
                 other => other.is_none(),
             };
-            let is_old = self.is_old(dialed.named);
+            let is_old = expires && self.is_old(dialed.named);
             is_unnamed |= is_master && is_old;
             if !is_master || is_old {
                 ended.push(pushed);
@@ -295,8 +296,13 @@ async fn follow(shared: Arc<Shared>, at: usize) {
 /// Ends the connections to a master that was not named for too long, whether or not a sentinel is asked meanwhile.
 async fn expire(shared: Arc<Shared>) {
     loop {
+        let before = shared.clock.now();
         tokio::time::sleep(CHECK_INTERVAL).await;
-        shared.drop_others();
+        if shared.clock.now().since(before) > CHECK_INTERVAL + ANSWERS_WITHIN {
+            // This process stood still, and asked none of them.
+            tokio::time::sleep(ANSWERS_WITHIN).await;
+        }
+        shared.drop_others(true);
     }
 }
 
@@ -426,7 +432,7 @@ mod tests {
                         shared.says(at, Said { opinion, asked });
                     }
                 }
-                shared.drop_others();
+                shared.drop_others(true);
                 shared.clock.jump(Duration::from_secs(1));
                 shared.dialed().is_empty()
             });

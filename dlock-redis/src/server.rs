@@ -57,6 +57,9 @@ impl Server {
         let shortest = ShortestLease::default();
         let (prefix, acks) = (config.prefix.clone(), config.acks.clone());
         let nodes = match (config.is_cluster(), shared) {
+            (false, Some(_)) if config.sentinels.is_some() => {
+                return Err(error::one_master());
+            }
             (false, shared) => {
                 let node = Node::open(&config, inbox.clone(), shortest.clone(), shared).await?;
                 Nodes::One(Arc::new(node))

@@ -51,8 +51,8 @@ pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// lock name, and one driver.
 ///
 /// # Runtimes
-/// A client belongs to the tokio runtime in which it was built: renewals and cleanup run there. Nothing is
-/// renewed when that runtime is dropped, when it is current-thread and not polled, or when all its workers
+/// A client belongs to the tokio runtime in which it was built: renewals and cleanup run there, and over SQL stores and
+/// MongoDB every request. Nothing is renewed when that runtime is dropped, when it is current-thread and not polled, or when all its workers
 /// are blocked. The store then ends the leases. Every guard notices on its own, because
 /// [`Guard::check`](crate::Guard::check), [`remaining`](crate::Guard::remaining) and
 /// [`lost`](crate::Guard::lost) read the clock in the caller's thread. No guard claims the lock for longer

@@ -213,10 +213,13 @@ impl Engine {
     }
 
     /// Removes a hold that is over for this client, whatever the store says.
-    pub(crate) fn leave_table(&self, hold: &Arc<Hold>, end: HoldEnd) {
-        if self.strike(hold) {
+    /// Returns whether the table had it.
+    pub(crate) fn leave_table(&self, hold: &Arc<Hold>, end: HoldEnd) -> bool {
+        let struck = self.strike(hold);
+        if struck {
             hold.class.ended(end, hold.held_for(&self.clock));
         }
+        struck
     }
 
     /// The same without the count of how it ended. Returns whether it was there.
@@ -228,14 +231,16 @@ impl Engine {
 
     pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
         // The guard may have noticed the deadline first, or nothing has yet.
-        hold.lose(reason);
+        let is_news = hold.lose(reason);
         if hold.is_given_up() {
             return; // its release has begun, and counts how it ends
         }
-        self.leave_table(hold, HoldEnd::Lost(reason));
+        let struck = self.leave_table(hold, HoldEnd::Lost(reason));
         self.stop_renewing(hold);
         self.lose_dependents(hold);
-        self.tell_lost(hold, reason);
+        if is_news || struck {
+            self.tell_lost(hold, reason); // else its release did
+        }
         if let Some(end) = hold.terms.end()
             && reason == LossReason::Deadline
             && self.caps.session_bound

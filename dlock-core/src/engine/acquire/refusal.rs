@@ -74,6 +74,10 @@ pub(super) fn closing() -> Error {
 
 /// Says which task of this client holds the lock, which explains the usual self-deadlock.
 pub(super) fn describe_own_holder(own: &Hold, now: Instant) -> String {
+    let what = match own.owner.mode() {
+        Mode::Permit { .. } => " a permit",
+        Mode::Exclusive | Mode::Shared => "",
+    };
     let (whose, advice) = if own.by == Caller::current() {
         let advice = match own.owner.mode() {
             Mode::Exclusive => {
@@ -82,14 +86,12 @@ pub(super) fn describe_own_holder(own: &Hold, now: Instant) -> String {
             Mode::Shared => {
                 ": unless another branch of it releases the lock, it waits for itself: go on with that guard, or release it first"
             }
-            Mode::Permit { .. } => {
-                " one of the permits: if it holds all of them, it waits for itself"
-            }
+            Mode::Permit { .. } => ": if it holds all of them, it waits for itself",
         };
         ("this very task", advice)
     } else {
         ("another task of this client", "")
     };
     let ago = about(now.since(own.since));
-    format!("{whose} acquired at {}, {ago} ago{advice}", own.at)
+    format!("{whose} acquired{what} at {}, {ago} ago{advice}", own.at)
 }

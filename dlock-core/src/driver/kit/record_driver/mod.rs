@@ -32,11 +32,12 @@ use std::{
     num::NonZeroU32,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 use tokio::{runtime::Handle, sync::Mutex};
+use tracing::Instrument as _;
 
 /// A driver over a store that keeps one record per name.
 ///
@@ -90,15 +91,23 @@ impl<S: RecordStore> RecordDriver<S> {
         self.requests.repeats.load(Ordering::Relaxed)
     }
 
-    /// Runs a request in a task; where the client's runtime has ended, in place.
+    /// Runs a request in a task; where the client's runtime had ended before, in place.
     async fn run<T: Send + 'static, F>(&self, request: impl Fn(Arc<Requests<S>>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let requests = || Arc::clone(&self.requests);
-        match in_runtime(&self.runtime, request(requests())).await {
+        let begun = Arc::new(AtomicBool::new(false));
+        let (begins, running) = (Arc::clone(&begun), request(Arc::clone(&self.requests)));
+        let running = async move {
+            begins.store(true, Ordering::Relaxed);
+            running.await
+        };
+        match in_runtime(&self.runtime, running.in_current_span()).await {
             Some(answer) => answer,
-            None => request(requests()).await,
+            None if begun.load(Ordering::Relaxed) => Err(DriverError::unanswered(
+                "the request did not come to its end: the runtime of the client ended, or it panicked",
+            )),
+            None => request(Arc::clone(&self.requests)).await,
         }
     }
 }

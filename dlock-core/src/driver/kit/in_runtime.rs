@@ -2,7 +2,7 @@
 
 use tokio::{runtime::Handle, task::JoinSet};
 
-/// Runs a future in this runtime; `None`: the runtime has ended, or the future panicked.
+/// Runs a future in this runtime, from now on; `None`: the runtime has ended, or the future panicked.
 ///
 /// For what others wait for, too, such as a connection that all share: a caller may be kept without being polled, as by a
 /// `select!` that went elsewhere, and its runtime may end before the client's.
@@ -20,11 +20,15 @@ use tokio::{runtime::Handle, task::JoinSet};
 /// assert_eq!(in_runtime(&client, async { 1 + 1 }).await, Some(2));
 /// # }
 /// ```
-pub async fn in_runtime<T: Send + 'static>(
+pub fn in_runtime<T, W>(
     runtime: &Handle,
-    work: impl Future<Output = T> + Send + 'static,
-) -> Option<T> {
+    work: W,
+) -> impl Future<Output = Option<T>> + Send + use<T, W>
+where
+    T: Send + 'static,
+    W: Future<Output = T> + Send + 'static,
+{
     let mut task = JoinSet::new(); // dropped, it ends the task
     task.spawn_on(work, runtime);
-    task.join_next().await?.ok()
+    async move { task.join_next().await?.ok() }
 }

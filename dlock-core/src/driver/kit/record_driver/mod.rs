@@ -97,17 +97,20 @@ impl<S: RecordStore> RecordDriver<S> {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let begun = Arc::new(AtomicBool::new(false));
-        let (begins, running) = (Arc::clone(&begun), request(Arc::clone(&self.requests)));
-        let running = async move {
-            begins.store(true, Ordering::Relaxed);
-            running.await
+        let running = {
+            let (begins, running) = (Arc::clone(&begun), request(Arc::clone(&self.requests)));
+            let running = async move {
+                begins.store(true, Ordering::Relaxed);
+                running.await
+            };
+            in_runtime(&self.runtime, running.in_current_span())
         };
-        match in_runtime(&self.runtime, running.in_current_span()).await {
+        match running.await {
             Some(answer) => answer,
             None if begun.load(Ordering::Relaxed) => Err(DriverError::unanswered(
                 "the request did not come to its end: the runtime of the client ended, or it panicked",
             )),
-            None => request(Arc::clone(&self.requests)).await,
+            None => Box::pin(request(Arc::clone(&self.requests))).await,
         }
     }
 }

@@ -19,6 +19,9 @@ use std::{
 /// Enough requests that most of them go in batches.
 const MANY: usize = 40;
 
+/// How many of them at least. The first ones go alone, and so do a few more if the machine pauses.
+const MOST: usize = MANY / 2;
+
 impl Testbed {
     /// Requests for names that the driver knows to be free.
     async fn crowd(&self) -> Vec<Acquire> {
@@ -99,7 +102,7 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
     let before = (t.sent("findAndModify").await, t.sent("update").await);
     let answers = t.acquire_all(&crowd).await;
     let alone = t.sent("findAndModify").await - before.0;
-    assert!(alone < 12, "{alone} of {MANY} went alone");
+    assert!(alone < MOST as i64, "{alone} of {MANY} went alone");
     assert!(t.sent("update").await > before.1);
     let mut tokens = Vec::new();
     for (at, answer) in answers.into_iter().enumerate() {
@@ -194,7 +197,7 @@ async fn a_crowd_without_an_answer_is_in_doubt_and_its_repeats_find_what_was_don
         let count = effects.filter(|effect| doubted(*effect)).count();
         let failed = answers.iter().filter(|one| one.is_err()).count();
         assert!(
-            count == failed && count >= MANY - 5,
+            count == failed && count >= MOST,
             "{command} {how}: {answers:?}"
         );
         for req in &crowd {
@@ -219,22 +222,35 @@ async fn a_crowd_without_an_answer_is_in_doubt_and_its_repeats_find_what_was_don
                 false => assert!(matches!(again, Released::Freed)),
             }
         }
-        assert!(doubts >= MANY - 5, "{command} {how}");
+        assert!(doubts >= MOST, "{command} {how}");
     }
-    // One lock was lost before. A read finds that out; where the read fails, no outcome is known.
+    // Half of the locks were lost before. A read finds that out; where the read fails, no outcome is known of
+    // those that went together, and what went alone and met nothing did nothing.
     let crowd = t.crowd().await;
-    t.acquire_all(&crowd).await;
+    for answer in t.acquire_all(&crowd).await {
+        grant(answer);
+    }
     let other = t.another().await;
-    other.break_lock(&crowd[20].name, None).await.unwrap();
+    let lost = |at: usize| at.is_multiple_of(2);
+    for (at, req) in crowd.iter().enumerate() {
+        if lost(at) {
+            other.break_lock(&req.name, None).await.unwrap();
+        }
+    }
     t.fail_times("find", 1_000, doc! { "errorCode": 13436 })
         .await;
     let answers = t.release_all(&crowd).await;
     t.heal().await;
-    assert!(answers[20].is_err());
-    for answer in answers {
-        let is_open = |error: DriverError| error.effect() == Effect::Unknown;
-        assert!(matches!(answer, Ok(Released::Freed)) || answer.is_err_and(is_open));
+    let mut open = 0;
+    for (at, answer) in answers.into_iter().enumerate() {
+        match answer.map_err(|error| error.effect()) {
+            Err(Effect::Unknown) => open += 1,
+            Err(Effect::None) if lost(at) => (),
+            Ok(Released::Freed) if !lost(at) => (),
+            other => panic!("{at}: {other:?}"),
+        }
     }
+    assert!(open > 0, "none went together");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,19 +74,18 @@ async fn print(client: &Client, args: &Watch, output: &Output) -> Exit {
     }
 }
 
+/// How many locks there are, and how many wait for them where the store knows.
 fn summary(locks: &[Snapshot]) -> String {
     let plural = if locks.len() == 1 { "" } else { "s" };
-    let waiting: u64 = locks
-        .iter()
-        .filter_map(|lock| lock.waiters)
-        .map(u64::from)
-        .sum();
     let most = if locks.len() == MOST {
         "the first "
     } else {
         ""
     };
-    format!("{most}{} lock{plural}, {waiting} waiting", locks.len())
+    let waiting: Option<u64> = locks.iter().map(|lock| lock.waiters.map(u64::from)).sum();
+    let waiting = waiting.map(|waiting| format!(", {waiting} waiting"));
+    let waiting = waiting.unwrap_or_default();
+    format!("{most}{} lock{plural}{waiting}", locks.len())
 }
 
 /// A table that stays in its place.

@@ -124,6 +124,17 @@ impl Ctx {
         self.0.clock.is_simulated()
     }
 
+    /// Fails unless another task has done this by now. In real time the failure is late: on a busy machine a
+    /// task may run late.
+    #[track_caller]
+    pub(crate) fn has_done(&self, holds: bool, words: impl fmt::Display) -> Result {
+        if self.is_simulated() {
+            ensure(holds, words)
+        } else {
+            in_time(holds, words)
+        }
+    }
+
     /// The server, for cases that need [`Need::Server`](crate::Need::Server).
     pub(crate) fn server(&self) -> Result<&dyn Server> {
         self.0.fixture.server().map_err(Failure::new)

@@ -88,21 +88,26 @@ impl TestDriver {
         })
     }
 
-    /// Is refused while the lock is reserved for a waiter since `since`. A reservation lasts [`TURN`]: after
-    /// that, a grant is evidence against the machine first.
+    /// Is refused while the lock is reserved for a waiter since `since`. A reservation lasts [`TURN`].
     #[track_caller]
     pub(crate) fn refused_in_turn<'a>(
         &'a self,
         ask: &'a Ask,
         since: Instant,
     ) -> Expected<'a, Held> {
+        self.refused_until(ask, since + TURN.min(ask.lease / 3))
+    }
+
+    /// Is refused until this instant: from then on, a grant is evidence against the machine first.
+    #[track_caller]
+    pub(crate) fn refused_until<'a>(&'a self, ask: &'a Ask, until: Instant) -> Expected<'a, Held> {
         seen_from_here(async move {
-            let reserved_until = since + TURN.min(ask.lease / 3);
             match self.answered("acquire", self.acquire(ask)).await?? {
                 Acquired::Held(held) => Ok(held),
-                Acquired::Granted(_) if self.ctx.now() >= reserved_until => Err(Failure::late(
-                    format!("{:?} was granted, perhaps after the turn", ask.name),
-                )),
+                Acquired::Granted(_) if self.ctx.now() >= until => Err(Failure::late(format!(
+                    "{:?} was granted, perhaps after it was due",
+                    ask.name
+                ))),
                 other => Err(Failure::new(format!(
                     "{:?} should be refused, got {other:?}",
                     ask.name

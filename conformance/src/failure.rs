@@ -5,6 +5,7 @@ use std::{
     any::Any,
     error::Error,
     fmt::{self, Debug, Display},
+    io,
     panic::Location,
 };
 
@@ -67,7 +68,10 @@ impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         let any: &dyn Any = &error;
         let again = |error: &DriverError| error.retry() == RetryClass::Now;
-        let late = any.downcast_ref().is_some_and(is_late) || any.downcast_ref().is_some_and(again);
+        let timed_out = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
+        let late = any.downcast_ref().is_some_and(is_late)
+            || any.downcast_ref().is_some_and(again)
+            || any.downcast_ref().is_some_and(timed_out);
         Self {
             late,
             ..Self::new(with_causes(&error))

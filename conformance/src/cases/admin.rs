@@ -242,7 +242,8 @@ async fn breaking_serves_the_queue(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name) = ctx.test_drivers().await?;
     holder.take(&ctx.ask(&name)).await?;
     let waiting = waiter.queues(&name).await?;
+    let since = ctx.now();
     other.breaks(&name, None).await?;
-    other.refused(&ctx.ask(&name)).await?;
+    other.refused_in_turn(&ctx.ask(&name), since).await?;
     waiter.take(&waiting).await.map(drop)
 }

@@ -45,8 +45,9 @@ async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result {
     let ([holder, first, second], name, hold) = held(&ctx).await?;
     let leaving = first.queues(&name).await?;
     let waiting = second.queues(&name).await?;
+    let since = ctx.now();
     holder.frees(&hold).await?;
-    second.refused(&waiting).await?;
+    second.refused_in_turn(&waiting, since).await?;
     first.leave(&leaving).await?;
     second.take(&waiting).await.map(drop)
 }
@@ -54,8 +55,9 @@ async fn a_turn_that_is_left_is_handed_on(ctx: Ctx) -> Result {
 async fn a_turn_that_no_other_client_waits_for_is_left_free(ctx: Ctx) -> Result {
     let ([holder, waiter, other], name, hold) = held(&ctx).await?;
     let leaving = waiter.queues(&name).await?;
+    let since = ctx.now();
     holder.frees(&hold).await?;
-    other.refused(&ctx.ask(&name)).await?;
+    other.refused_in_turn(&ctx.ask(&name), since).await?;
     waiter.leave(&leaving).await?;
     other.sees_free(&name).await?;
     other.take(&ctx.ask(&name)).await.map(drop)
@@ -71,8 +73,9 @@ async fn tickets_of_two_clients_are_two(ctx: Ctx) -> Result {
         waiting.line,
     )?;
     first.leave(&leaving).await?;
+    let since = ctx.now();
     holder.frees(&hold).await?;
-    first.refused(&ctx.ask(&name)).await?;
+    first.refused_in_turn(&ctx.ask(&name), since).await?;
     second.take(&waiting).await.map(drop)
 }
 

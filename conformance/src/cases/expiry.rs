@@ -67,7 +67,7 @@ async fn nothing_of_a_lapsed_holder_is_shown(ctx: Ctx) -> Result {
 }
 
 async fn the_first_hold_may_lapse_and_the_incarnation_goes_on(ctx: Ctx) -> Result {
-    let ([driver, other], name, first) = held_for(&ctx, ctx.short()).await?;
+    let ([driver, other], name, first) = held_for(&ctx, ctx.kept()).await?;
     let second = driver.take(&first.ask.again().lasting(ctx.long())).await?;
     ctx.sleep_past(&first).await;
     other.refused(&ctx.ask(&name)).await?;

@@ -41,7 +41,7 @@ async fn the_longest_counts_when_it_goes_first(ctx: Ctx) -> Result {
         let name = ctx.name()?;
         let first = driver.take(&ctx.ask(&name)).await?;
         let second = driver.take(&first.ask.again()).await?;
-        let shut = leaves_others(&driver, &second, ctx.short()).await?;
+        let shut = leaves_others(&driver, &second, ctx.kept()).await?;
         let answer = driver.release(&first, second_keep).await?;
         let kept = matches!(answer, Released::MinHold { .. });
         ensure(kept, format!("release: {answer:?}"))?;
@@ -108,7 +108,7 @@ async fn it_outlives_the_client(ctx: Ctx) -> Result {
 }
 
 async fn after_a_lapse_the_lease_alone_decides(ctx: Ctx) -> Result {
-    let ([driver, other], name, lapses) = held_for(&ctx, ctx.short()).await?;
+    let ([driver, other], name, lapses) = held_for(&ctx, ctx.kept()).await?;
     let kept = driver.take(&lapses.ask.again()).await?;
     leaves_others(&driver, &kept, ctx.long()).await?;
     ctx.sleep_past(&kept).await;

@@ -140,7 +140,7 @@ async fn a_release_is_never_late(ctx: Ctx) -> Result {
     let (driver, faults) = ctx.faulty().await?;
     let ([other], name) = ctx.test_drivers().await?;
     let hold = driver.take(&ctx.ask(&name)).await?;
-    let by = held_back(&driver);
+    let by = held_back(&driver) + ctx.slack() * 2;
     faults.hold_back(Call::Release, by).await?;
     drop(timeout(ctx.short() / 4, driver.release_as(&hold.ask)).await);
     other.refused(&ctx.ask(&name)).await?;

@@ -28,16 +28,16 @@ async fn reentry_with_a_longer_lease_prolongs(ctx: Ctx) -> Result {
 }
 
 async fn releasing_the_longest_hold_leaves_what_the_others_asked_for(ctx: Ctx) -> Result {
-    let ([driver, other], [longest, shorter]) = two(&ctx, ctx.long(), ctx.short()).await?;
+    let ([driver, other], [longest, shorter]) = two(&ctx, ctx.long(), ctx.kept()).await?;
     driver.leaves(&longest, 1).await?;
     other.takes_over(&shorter).await?;
-    let ([driver, other], [shorter, longest]) = two(&ctx, ctx.short(), ctx.long()).await?;
+    let ([driver, other], [shorter, longest]) = two(&ctx, ctx.kept(), ctx.long()).await?;
     driver.leaves(&longest, 1).await?;
     other.takes_over(&shorter).await.map(drop)
 }
 
 async fn releasing_a_shorter_hold_leaves_the_longest(ctx: Ctx) -> Result {
-    let ([driver, other], [longest, shorter]) = two(&ctx, ctx.short() * 2, ctx.short()).await?;
+    let ([driver, other], [longest, shorter]) = two(&ctx, ctx.kept() * 2, ctx.kept()).await?;
     driver.leaves(&shorter, 1).await?;
     other.takes_over(&longest).await.map(drop)
 }

@@ -45,7 +45,9 @@ async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result {
     let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
     for _ in 0..6 {
         ctx.time_passes(ctx.short() / 3).await;
-        other.refused(&ctx.ask(&name)).await?;
+        other
+            .refused_until(&ctx.ask(&name), hold.over_from())
+            .await?;
         hold = renew(&ctx, &holder, &hold).await?;
     }
     other.sees_holds(&name, 1).await?;

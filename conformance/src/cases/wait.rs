@@ -78,9 +78,10 @@ async fn turns_come_in_the_order_of_the_queue(ctx: Ctx) -> Result {
         waiting.push(driver.queues(&name).await?);
     }
     for (at, driver) in drivers[1..].iter().enumerate() {
+        let since = ctx.now();
         drivers[at].frees(&inside).await?;
         for (later, ask) in drivers[at + 2..].iter().zip(&waiting[at + 1..]) {
-            later.refused(ask).await?;
+            later.refused_in_turn(ask, since).await?;
         }
         driver.hears_turn(&waiting[at]).await?;
         inside = driver.take(&waiting[at]).await?;
@@ -96,8 +97,9 @@ async fn polling_again_keeps_the_position(ctx: Ctx) -> Result {
         first.refused(&early).await?;
         second.refused(&late).await?;
     }
+    let since = ctx.now();
     holder.frees(&hold).await?;
-    second.refused(&late).await?;
+    second.refused_in_turn(&late, since).await?;
     let turn = first.take(&early).await?;
     first.frees(&turn).await?;
     second.take(&late).await.map(drop)
@@ -160,7 +162,9 @@ async fn no_client_passes_the_queue_when_the_holder_lapsed(ctx: Ctx) -> Result {
     // No client has polled since the lapse: the next acquire serves the head of the queue and is
     // refused.
     for _ in 0..2 {
-        other.refused(&ctx.ask(&name)).await?;
+        other
+            .refused_in_turn(&ctx.ask(&name), lapses.over_by())
+            .await?;
     }
     waiter.hears_turn(&waiting).await?;
     waiter.take(&waiting).await.map(drop)
@@ -190,9 +194,10 @@ async fn the_next_ticket_is_queued_at_the_end(ctx: Ctx) -> Result {
     holder.frees(&hold).await?;
     let next = first.ticket();
     let turn = first.take(&early.then(next)).await?;
+    let since = ctx.now();
     first.frees(&turn).await?;
     let again = ctx.ask(&name).in_line(next);
-    first.refused(&again).await?;
+    first.refused_in_turn(&again, since).await?;
     let turn = second.take(&late).await?;
     let since = ctx.now();
     second.frees(&turn).await?;

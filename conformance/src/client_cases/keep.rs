@@ -23,21 +23,21 @@ async fn takes(client: &TestClient, name: &LockName, least: Duration) -> Result<
 async fn a_quick_holder_leaves_the_name_unavailable(ctx: Ctx) -> Result {
     let ([client, other], name) = TestClient::several(&ctx).await?;
     let began = ctx.now();
-    let guard = takes(&client, &name, ctx.short()).await?;
+    let guard = takes(&client, &name, ctx.kept()).await?;
     let outcome = ctx.answered(guard.release()).await??;
     let ReleaseOutcome::MinHold { rest } = outcome else {
         return Err(Failure::new(format!("the name is not kept: {outcome:?}")));
     };
-    let bound = ctx.short() + ctx.rounding();
+    let bound = ctx.kept() + ctx.rounding();
     ensure(
         rest <= bound,
         "it is unavailable for longer than was asked for",
     )?;
     other.refused(&name).await?;
     let next = other.lock(&name)?.acquire_timeout(ctx.long());
-    let bound = ctx.short() + ctx.slack() + ctx.answer();
+    let bound = ctx.kept() + ctx.slack() + ctx.answer();
     let next = ctx.within("it opens", bound, next).await??;
-    let over = ctx.now() + ctx.rounding() >= began + ctx.short();
+    let over = ctx.now() + ctx.rounding() >= began + ctx.kept();
     ensure(
         over,
         "another client got in before the minimum hold was over",
@@ -48,7 +48,7 @@ async fn a_quick_holder_leaves_the_name_unavailable(ctx: Ctx) -> Result {
 async fn its_own_owner_is_refused_as_well(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
     let owner = client.inner.owner();
-    let lock = client.lock(&name)?.with_owner(&owner).min_hold(ctx.short());
+    let lock = client.lock(&name)?.with_owner(&owner).min_hold(ctx.long());
     let guard = client.take(&lock).await?;
     ctx.answered(guard.release()).await??;
     let again = ctx.answered(lock.try_acquire()).await?;
@@ -58,7 +58,7 @@ async fn its_own_owner_is_refused_as_well(ctx: Ctx) -> Result {
 async fn a_dropped_guard_leaves_the_name_unavailable(ctx: Ctx) -> Result {
     let ([client, other], name) = TestClient::several(&ctx).await?;
     let observer = ctx.observer().await?;
-    drop(takes(&client, &name, ctx.short()).await?);
+    drop(takes(&client, &name, ctx.kept()).await?);
     let shut = || async {
         let seen = observer.inspect(&name).await?;
         Ok(seen.holders.is_empty() && seen.unavailable_for.is_some())
@@ -66,7 +66,7 @@ async fn a_dropped_guard_leaves_the_name_unavailable(ctx: Ctx) -> Result {
     let what = "the name is unavailable without a holder";
     ctx.eventually(what, ctx.answer(), shut).await?;
     other.refused(&name).await?;
-    let bound = ctx.short() + ctx.slack() + ctx.answer();
+    let bound = ctx.kept() + ctx.slack() + ctx.answer();
     ctx.left_untouched(&name, bound).await
 }
 
@@ -85,7 +85,7 @@ async fn the_longest_of_those_inside_counts(ctx: Ctx) -> Result {
     let ([client, other], _) = TestClient::several(&ctx).await?;
     for longest_goes_last in [false, true] {
         let name = ctx.name()?;
-        let kept = takes(&client, &name, ctx.short()).await?;
+        let kept = takes(&client, &name, ctx.long()).await?;
         let joined = other.join(&name, &kept.pass()?).await?;
         let (first, last) = if longest_goes_last {
             (joined, kept)

@@ -137,11 +137,11 @@ async fn a_dead_co_owner_leaves_no_ghost(ctx: Ctx) -> Result {
     // Its hold is past its end, so the other's release is the last.
     frees(&ctx, guard).await?;
     let ([client, dead], name, guard) = held(&ctx, TestClient::lock).await?;
-    let ghost = dead.short(&name)?.join(&guard.pass()?).await?;
+    let ghost = dead.kept(&name)?.join(&guard.pass()?).await?;
     dead.gate.kill().await;
     let outcome = guard.release().await?;
     same("a release beside a living hold", outcome, ONE_LEFT)?;
-    let next = client.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
+    let next = client.gets(&name, ctx.kept() * 2 + ctx.slack()).await?;
     drop(ghost);
     frees(&ctx, next).await
 }

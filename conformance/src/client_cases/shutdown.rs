@@ -137,6 +137,8 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result {
     // The rest is told when the grace is over; closing the connections may take any time after that.
     let told = ctx.now() + ctx.short() / 4;
     let report = client.inner.shutdown(ctx.short() / 4).await?;
+    let expired = guard.state() == EXPIRED;
+    in_time(!expired, "the lease was over before the grace was")?;
     same("its state", guard.state(), SHUT_DOWN)?;
     let reason = polled(guard.lost(), 1).await;
     same("lost()", reason, Some(LossReason::Shutdown))?;
@@ -144,10 +146,10 @@ async fn a_holder_that_ignores_it_is_left_to_its_lease(ctx: Ctx) -> Result {
         [(left, Part::Left { rest })] if *left == name => *rest,
         other => return Err(Failure::new(format!("it should be left, is {other:?}"))),
     };
-    let likely = rest > ctx.short() / 2 && rest <= ctx.short();
-    ensure(likely, format!("{rest:?} are left of {:?}", ctx.short()))?;
+    let words = format!("{rest:?} are left of {:?}", ctx.short());
+    ensure(rest <= ctx.short(), &words)?;
+    in_time(rest > ctx.short() / 2, &words)?;
     // The store keeps the hold for as long as it was granted; no other client gets in before.
-    other.refused(&name).await?;
     let next = other.gets(&name, ctx.short() * 2).await?;
     let after = ctx.now().since(told);
     ensure(

@@ -54,11 +54,11 @@ async fn attach(
 }
 
 async fn nothing_renews_what_is_detached(ctx: Ctx) -> Result {
-    let ([client, other], name, guard) = held(&ctx, TestClient::short).await?;
+    let ([client, other], name, guard) = held(&ctx, TestClient::kept).await?;
     let detached = detach(guard)?;
     let renewals = client.gate.calls(Step::Renew);
     other.refused(&name).await?;
-    let bound = ctx.short() + ctx.slack() + ctx.answer();
+    let bound = ctx.kept() + ctx.slack() + ctx.answer();
     ctx.left_untouched(&name, bound).await?;
     same("renewals of it", client.gate.calls(Step::Renew), renewals)?;
     drop(detached);

@@ -52,6 +52,13 @@ impl<D: DistributedLock> UnderTest<D> {
         self.asked(name, owner, lease, hold)
     }
 
+    /// The same with a minute until its give-up: for one that is sent long after it is made, or has to wait.
+    pub fn patient(&self, name: &str, lease: Duration) -> Acquire {
+        let mut ask = self.ask(name, lease);
+        ask.give_up = self.clock.now() + SECOND * 60;
+        ask
+    }
+
     /// One more acquire by the owner of another.
     pub fn again(&self, first: &Acquire, lease: Duration) -> Acquire {
         let hold = self.holds.fetch_add(1, Ordering::Relaxed);

@@ -61,14 +61,13 @@ impl<D: DistributedLock> Renewals<D> {
                     renew(Arc::clone(&driver), Arc::clone(&holds))
                 })
             }),
-            Contestant::new("dlock: the watchdog's renewals", move |span| {
-                let interval = span.clamp(SHORTEST, LONGEST).max(least);
+            Contestant::new("dlock: the watchdog's renewals", move |_| {
                 kept(
                     client.clone(),
                     asked.clone(),
                     watched.clone(),
                     locks,
-                    interval,
+                    INTERVAL.max(least),
                 )
             }),
         ];
@@ -262,9 +261,8 @@ const AT_ONCE: usize = 128;
 const ATTEMPTS: u32 = 10;
 /// Longer than the whole figure.
 const LONG: Duration = Duration::from_secs(3_000);
-/// Bounds of the watchdog's renewal interval, where the store's shortest lease is no longer.
-const SHORTEST: Duration = Duration::from_millis(400);
-const LONGEST: Duration = Duration::from_secs(1);
+/// The watchdog's renewal interval, where the store's shortest lease is no longer.
+const INTERVAL: Duration = Duration::from_secs(1);
 /// Indices of the contestants.
 const DRIVER: usize = 1;
 const WATCHDOG: usize = 2;

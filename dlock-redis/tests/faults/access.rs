@@ -1,6 +1,6 @@
 //! Access tests: log-in, TLS, addresses and the rights of a user.
 
-use crate::bed::{SECOND, Testbed, ticket};
+use crate::bed::{SECOND, Testbed, connection, ticket};
 use dlock_conformance::testbed::redis::Reply;
 use dlock_core::{
     Broken, Effect, ErrorKind, RetryClass,
@@ -197,7 +197,7 @@ async fn while_subscribing_is_refused_there_is_no_storm_and_a_close_waits_for_no
     assert!(of(&later) - of(&tried) <= 2, "{tried:?} {later:?}");
     let began = std::time::Instant::now();
     t.driver.close().await;
-    assert!(began.elapsed() < SECOND / 4, "{:?}", began.elapsed());
+    assert!(began.elapsed() < SECOND * 9 / 20, "{:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,7 +256,7 @@ async fn the_rights_in_the_readme_reach_no_other_client() {
     let (t, connected) = connect_without("").await;
     connected.unwrap();
     let client = redis::Client::open(as_locker(&t)).unwrap();
-    let mut raw = client.get_multiplexed_async_connection().await.unwrap();
+    let mut raw = connection(&client).await;
     for words in [
         "CLIENT LIST",
         "CLIENT KILL TYPE normal",

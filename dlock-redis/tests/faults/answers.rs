@@ -320,14 +320,14 @@ async fn a_kept_name_is_shut_for_all_until_the_longest_keep_of_its_incarnation()
         t.breaks("a", None).await,
         Broken::Freed { token: None }
     ));
-    let crashed = t.acquire("a", Duration::from_millis(150));
+    let crashed = t.acquire("a", SECOND * 2);
     t.granted(&crashed).await;
-    let inner = t.again(&crashed, Duration::from_millis(100));
+    let inner = t.again(&crashed, SECOND);
     t.granted(&inner).await;
     let mut keeping = t.release_of(&inner);
     keeping.min_hold = Some(SECOND * 20);
     t.driver.release(&keeping).await.unwrap();
-    t.sleep(170).await;
+    t.sleep(2_020).await;
     t.granted(&t.acquire("a", SECOND)).await;
 }
 

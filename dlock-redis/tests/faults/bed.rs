@@ -156,12 +156,7 @@ impl Testbed {
 
     pub(crate) async fn raw(&self) -> MultiplexedConnection {
         let client = redis::Client::open(self.server.url()).unwrap();
-        // The default is half a second, which a busy machine may exceed.
-        let patient = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(SECOND * 20))
-            .set_response_timeout(Some(SECOND * 20));
-        let raw = client.get_multiplexed_async_connection_with_config(&patient);
-        raw.await.unwrap()
+        connection(&client).await
     }
 
     pub(crate) async fn exists(&self, key: &str) -> bool {
@@ -238,6 +233,15 @@ impl Testbed {
     pub(crate) async fn sleep(&self, millis: u64) {
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }
+}
+
+pub(crate) async fn connection(client: &redis::Client) -> MultiplexedConnection {
+    // The default is half a second, which a busy machine may exceed.
+    let patient = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(SECOND * 20))
+        .set_response_timeout(Some(SECOND * 20));
+    let connected = client.get_multiplexed_async_connection_with_config(&patient);
+    connected.await.unwrap()
 }
 
 pub(crate) fn ticket(number: u64) -> Ticket {

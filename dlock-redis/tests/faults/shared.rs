@@ -1,6 +1,6 @@
 //! Tests over connections of the application, and of the names by which an operator finds dlock's own.
 
-use crate::bed::SECOND;
+use crate::bed::{SECOND, connection};
 use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
 use dlock_core::{Client, ErrorKind, Lease, driver::DistributedLock};
 use dlock_redis::{RedisConfig, RedisDriver};
@@ -18,8 +18,7 @@ impl Server {
     }
 
     async fn probe(&self) -> MultiplexedConnection {
-        let client = self.client(ProtocolVersion::RESP2);
-        client.get_multiplexed_async_connection().await.unwrap()
+        connection(&self.client(ProtocolVersion::RESP2)).await
     }
 
     fn client(&self, protocol: ProtocolVersion) -> redis::Client {
@@ -47,12 +46,13 @@ async fn names(probe: &mut MultiplexedConnection) -> BTreeMap<String, usize> {
 async fn locks_through(server: &Server, driver: RedisDriver) {
     let ours = Client::new(driver).unwrap();
     let theirs = Client::new(RedisDriver::connect(&server.0.url()).await.unwrap()).unwrap();
-    let lock = ours.lock("orders").unwrap().lease(Lease::renewed(SECOND));
+    let lease = Lease::renewed(SECOND * 3);
+    let lock = ours.lock("orders").unwrap().lease(lease);
     ours.ping().await.unwrap();
     let guard = lock.acquire().await.unwrap();
     let waiting = tokio::spawn(theirs.lock("orders").unwrap().acquire());
     assert_eq!(
-        tokio::time::timeout(SECOND * 3, guard.lost()).await.ok(),
+        tokio::time::timeout(SECOND * 6, guard.lost()).await.ok(),
         None,
         "renewed"
     );
@@ -73,8 +73,8 @@ async fn locks_are_taken_over_a_multiplexed_connection_of_either_protocol() {
     let server = Server::start();
     for protocol in [ProtocolVersion::RESP2, ProtocolVersion::RESP3] {
         let client = server.client(protocol);
-        let connection = client.get_multiplexed_async_connection().await.unwrap();
-        let driver = RedisDriver::from_connection(connection, RedisConfig::from(&client)).await;
+        let theirs = connection(&client).await;
+        let driver = RedisDriver::from_connection(theirs, RedisConfig::from(&client)).await;
         locks_through(&server, driver.unwrap()).await;
     }
 }
@@ -101,7 +101,7 @@ async fn the_connections_of_dlock_have_names_and_no_other_is_opened() {
     assert_eq!(names(&mut probe).await, expected);
 
     let client = server.client(ProtocolVersion::RESP3);
-    let theirs = client.get_multiplexed_async_connection().await.unwrap();
+    let theirs = connection(&client).await;
     let driver = RedisDriver::from_connection(theirs, RedisConfig::from(&client)).await;
     let shared = driver.unwrap();
     expected.insert(String::new(), 2);
@@ -116,7 +116,7 @@ async fn the_connections_of_dlock_have_names_and_no_other_is_opened() {
 async fn a_multiplexed_connection_that_ended_is_an_error_that_says_so() {
     let server = Server::start();
     let client = server.client(ProtocolVersion::RESP3);
-    let theirs: MultiplexedConnection = client.get_multiplexed_async_connection().await.unwrap();
+    let theirs = connection(&client).await;
     let driver = RedisDriver::from_connection(theirs, RedisConfig::from(&client)).await;
     let driver: Arc<dyn DistributedLock> = Arc::new(driver.unwrap());
     let locks = Client::builder(driver).build().unwrap();

@@ -24,6 +24,8 @@ pub(crate) const NAME: &str = "a";
 /// How long a turn is reserved for a client that does not take it, with leases of three seconds and
 /// more.
 pub(crate) const ACCEPT: Duration = SECOND;
+/// The lease of the clients in a [`Storm`].
+pub(crate) const STORM_LEASE: Duration = Duration::from_secs(3);
 /// The allowance for a machine that is busy with other things.
 pub(crate) const MARGIN: Duration = Duration::from_millis(600);
 /// Reached only by a test that hangs.
@@ -211,6 +213,8 @@ pub(crate) async fn work(job: &Job) -> Outcome {
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     client: usize,
+    /// When it was asked for, or earlier.
+    sent: Instant,
     from: Instant,
     to: Instant,
     token: u64,
@@ -283,8 +287,7 @@ impl Storm {
     }
 
     /// Waits for all clients and judges their reports. The server lost its keys within each of `voids`,
-    /// from before to after. A lease that was held then, or granted with its answer in flight, does not
-    /// count.
+    /// from before to after. A lease that was held then, or asked for before the end of it, does not count.
     pub(crate) async fn end(self, voids: &[(Instant, Instant)]) -> Outcome<Report> {
         for running in self.running {
             tokio::time::timeout(LIMIT, running).await??;
@@ -292,9 +295,8 @@ impl Storm {
         let mut turns = self.turns.lock().unwrap().clone();
         turns.sort_by_key(|turn| turn.from);
         let counted = |turn: &&Turn| {
-            let lost = |(before, after): &(Instant, Instant)| {
-                turn.from <= *after + MILLI * 100 && *before <= turn.to
-            };
+            let lost =
+                |(before, after): &(Instant, Instant)| turn.sent <= *after && *before <= turn.to;
             turn.held && !voids.iter().any(lost)
         };
         let judged: Vec<_> = turns.iter().filter(counted).collect();
@@ -324,10 +326,12 @@ impl Storm {
 async fn turn(lock: &Lock, client: usize, turns: &Mutex<Vec<Turn>>) -> Outcome {
     let guard = lock.acquire_timeout(LIMIT).await?;
     let from = Instant::now();
+    let sent = from + guard.remaining() + Lease::margin(STORM_LEASE) - STORM_LEASE;
     tokio::time::sleep(MILLI * fastrand::u32(3..=8)).await; // its work
     let held = guard.check().is_ok();
     let turn = Turn {
         client,
+        sent,
         from,
         to: Instant::now(),
         token: guard.token().0,

@@ -1,7 +1,7 @@
 //! Tests with a server that loses its keys, stops, dies, pauses, or refuses.
 
 use crate::{
-    bed::{Bed, MARGIN, MILLI, NAME, Outcome, Report, SECOND, Storm, ensure},
+    bed::{Bed, MARGIN, MILLI, NAME, Outcome, Report, SECOND, STORM_LEASE, Storm, ensure},
     soak, trial,
 };
 use dlock_conformance::testbed::redis::Aof;
@@ -47,8 +47,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Leases of three seconds: a poll each second.
-const LEASE: Duration = SECOND.saturating_mul(3);
+/// A poll each second.
+const LEASE: Duration = STORM_LEASE;
 const POLL_INTERVAL: Duration = SECOND;
 
 async fn storm(bed: &Bed, lasts: Duration) -> Outcome<Storm> {

@@ -70,14 +70,14 @@ async fn is_not_believed_at_a_stopped_primary() -> bool {
 async fn a_holder_outlives_the_primary_that_took_its_lock() {
     let set = MongoSet::start(3).unwrap();
     let (holder, other) = (client(&set.url()).await, client(&set.url()).await);
-    let guard = hold(&holder, SECOND * 12).await;
+    let guard = hold(&holder, SECOND * 30).await;
     let old = set.primary().unwrap();
     set.members()[old].kill().unwrap();
     assert!(
         other
             .lock("a")
             .unwrap()
-            .acquire_timeout(SECOND * 15)
+            .acquire_timeout(SECOND * 35)
             .await
             .is_err()
     );
@@ -456,7 +456,8 @@ async fn take(client: &Client, name: &str, within: Duration) -> Guard {
 async fn take_within(client: &Client, name: &str, within: Duration) -> Result<Guard, Error> {
     let began = Instant::now();
     loop {
-        let lock = client.lock(name).unwrap().lease(Lease::renewed(SECOND * 6));
+        let lock = client.lock(name).unwrap();
+        let lock = lock.lease(Lease::renewed(SECOND * 20));
         let taken = lock.acquire_timeout(SECOND * 5).await;
         if taken.is_ok() || began.elapsed() > within {
             return taken;

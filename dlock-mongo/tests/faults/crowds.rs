@@ -159,16 +159,20 @@ async fn each_of_many_is_judged_as_if_it_came_alone() {
         assert!(meant, "{at}: {answer:?}");
     }
     let free = t.document("n20").await;
-    assert_eq!(keys(&free), [&KEYS[..], &["mark"]].concat());
     assert_eq!(free.get("owner"), Some(&Bson::Null));
     assert!(free.get_array("holds").unwrap().is_empty());
+    // Most went in batches, though no one knows which.
+    let marked = doc! { "mark": { "$exists": true }, "owner": Bson::Null };
+    let marked = t.locks().find_one(marked).await.unwrap().unwrap();
+    assert_eq!(keys(&marked), [&KEYS[..], &["mark"]].concat());
     // By each kind of release and acquire.
+    let name = marked.get_str("_id").unwrap();
     for _ in 0..2 {
-        let req = t.acquire("n20", SECOND * 30);
+        let req = t.acquire(name, SECOND * 30);
         t.granted(&req).await;
         assert!(matches!(t.release(&req).await, Released::Freed));
     }
-    let req = t.acquire("n20", SECOND * 30);
+    let req = t.acquire(name, SECOND * 30);
     grant(other.acquire(&req).await);
 }
 
@@ -225,30 +229,37 @@ async fn a_crowd_without_an_answer_is_in_doubt_and_its_repeats_find_what_was_don
         assert!(doubts >= MOST, "{command} {how}");
     }
     // Half of the locks were lost before. A read finds that out; where the read fails, no outcome is known of
-    // those that went together, and what went alone and met nothing did nothing.
-    let crowd = t.crowd().await;
-    for answer in t.acquire_all(&crowd).await {
-        grant(answer);
-    }
+    // those that went together, and what went alone and met nothing did nothing. If the machine pauses, all go
+    // alone for two seconds.
     let other = t.another().await;
     let lost = |at: usize| at.is_multiple_of(2);
-    for (at, req) in crowd.iter().enumerate() {
-        if lost(at) {
-            other.break_lock(&req.name, None).await.unwrap();
-        }
-    }
-    t.fail_times("find", 1_000, doc! { "errorCode": 13436 })
-        .await;
-    let answers = t.release_all(&crowd).await;
-    t.heal().await;
     let mut open = 0;
-    for (at, answer) in answers.into_iter().enumerate() {
-        match answer.map_err(|error| error.effect()) {
-            Err(Effect::Unknown) => open += 1,
-            Err(Effect::None) if lost(at) => (),
-            Ok(Released::Freed) if !lost(at) => (),
-            other => panic!("{at}: {other:?}"),
+    for _ in 0..3 {
+        let crowd = t.crowd().await;
+        for answer in t.acquire_all(&crowd).await {
+            grant(answer);
         }
+        for (at, req) in crowd.iter().enumerate() {
+            if lost(at) {
+                other.break_lock(&req.name, None).await.unwrap();
+            }
+        }
+        t.fail_times("find", 1_000, doc! { "errorCode": 13436 })
+            .await;
+        let answers = t.release_all(&crowd).await;
+        t.heal().await;
+        for (at, answer) in answers.into_iter().enumerate() {
+            match answer.map_err(|error| error.effect()) {
+                Err(Effect::Unknown) => open += 1,
+                Err(Effect::None) if lost(at) => (),
+                Ok(Released::Freed) if !lost(at) => (),
+                other => panic!("{at}: {other:?}"),
+            }
+        }
+        if open > 0 {
+            break;
+        }
+        t.sleep(2_000).await;
     }
     assert!(open > 0, "none went together");
 }

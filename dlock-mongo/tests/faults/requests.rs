@@ -35,7 +35,7 @@ async fn a_lapsed_hold_never_counts_as_matched() {
     let before = t.document("a").await;
     let answers = t.renew(&[&short, &long, &gone]).await;
     assert_eq!(answers[0], Some(Renewed::NotHeld));
-    assert!(matches!(answers[1], Some(Renewed::Until { valid_for }) if valid_for > SECOND * 29));
+    assert!(matches!(answers[1], Some(Renewed::Until { valid_for }) if valid_for > SECOND * 20));
     assert_eq!(answers[2], Some(Renewed::NotHeld));
     assert_eq!(t.document("a").await, before);
     assert!(
@@ -175,7 +175,7 @@ async fn a_thousand_renewals_answer_in_order() {
 async fn a_request_after_its_time_takes_nothing() {
     let t = Testbed::start().await;
     let late = Clock::boot().now() - SECOND / 5;
-    let held = [t.acquire("a", SECOND * 2), t.acquire("b", SECOND * 2)];
+    let held = [t.acquire("a", SECOND * 20), t.acquire("b", SECOND * 20)];
     for req in &held {
         t.granted(req).await;
     }
@@ -217,7 +217,7 @@ async fn a_request_after_its_time_takes_nothing() {
         let rest = t.driver.inspect(&req.name).await.unwrap().holders[0]
             .rest
             .unwrap();
-        assert!(rest <= SECOND * 2, "{rest:?}");
+        assert!(rest <= SECOND * 20, "{rest:?}");
     }
 }
 
@@ -265,7 +265,7 @@ async fn a_thousand_polls_of_a_slow_server_do_not_hold_up_a_renewal() {
     let mut t = Testbed::start().await;
     let url = format!("{}&maxPoolSize=8", t.server.url());
     t.driver = Arc::new(MongoDriver::connect(&url).await.unwrap());
-    let held = [t.acquire("a", SECOND * 30), t.acquire("b", SECOND * 30)];
+    let held = [t.acquire("a", SECOND * 300), t.acquire("b", SECOND * 300)];
     for req in &held {
         t.granted(req).await;
     }
@@ -345,8 +345,8 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
         t.release(&held[0]).await;
         t.driver.break_lock(&held[1].name, None).await.unwrap();
     }
-    // Many requests at once, for existing and for new names.
-    for _ in 0..2 {
+    // Many requests at once, for new and for existing names. If the machine pauses, all go alone for two seconds.
+    for round in 0..4 {
         let crowd: Vec<_> = (0..40)
             .map(|at| t.acquire(&format!("n{at}"), SECOND * 30))
             .collect();
@@ -355,6 +355,18 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
             assert!(matches!(taken.unwrap(), Acquired::Granted(_)));
         }
         join_all(crowd.iter().map(|req| t.release(req))).await;
+        let went_together = |what: &str| {
+            let sent = sent.lock().unwrap();
+            sent.iter().any(|command| {
+                command.contains_key("update") && command.get_str("comment") == Ok(what)
+            })
+        };
+        if round > 0 {
+            if went_together("dlock take") && went_together("dlock release") {
+                break;
+            }
+            t.sleep(2_000).await;
+        }
     }
     let sent = std::mem::take(&mut *sent.lock().unwrap());
     let mut seen = BTreeSet::new();

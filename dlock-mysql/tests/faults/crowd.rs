@@ -18,7 +18,7 @@ async fn those_who_ask_at_the_same_time_share_statements() {
         .map(|at| {
             let driver = Arc::clone(&t.driver);
             let asks: Vec<_> = (0..20)
-                .map(|_| t.ask(&format!("n{at}"), SECOND * 30))
+                .map(|_| t.patient(&format!("n{at}"), SECOND * 30))
                 .collect();
             tokio::spawn(async move {
                 for ask in asks {

@@ -4,7 +4,7 @@ use super::{
     LATE, SECOND,
     bed::{Testbed, run},
 };
-use dlock_conformance::under_test::lasts;
+use dlock_conformance::under_test::{Waiting, lasts};
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
     driver::{Acquired, DistributedLock, Lane, Renew, Renewed},
@@ -60,7 +60,7 @@ async fn renewals_do_not_queue_behind_those_who_wait_for_a_row() {
     let mut blocker = t.blocker("stuck").await;
     let waiting: Vec<_> = (0..40)
         .map(|_| {
-            let (driver, ask) = (Arc::clone(&t.driver), t.ask("stuck", SECOND * 30));
+            let (driver, ask) = (Arc::clone(&t.driver), t.patient("stuck", SECOND * 30));
             tokio::spawn(async move { driver.acquire(&ask).await })
         })
         .collect();
@@ -167,13 +167,17 @@ async fn a_deadlock_with_a_foreign_transaction_is_reported_as_a_locked_row_and_e
         "UPDATE dlock_locks SET note = 'x' WHERE name = 'b'",
     )
     .await;
+    // It waits for a second, in which there may be no time to log in.
+    let mut watcher = t.native().await;
     let renewing = t.renew(&held, SECOND * 60);
     let closing = async {
-        t.until(
-            "the renewal waits for the second row",
-            async |t: &Testbed| t.waiting().await == 1,
-        )
-        .await;
+        let waiting = Waiting::new("the renewal waits for the second row");
+        loop {
+            waiting.pause().await;
+            if t.waiting_ids(&mut watcher).await.len() == 1 {
+                break;
+            }
+        }
         run(
             &mut blocker,
             "UPDATE dlock_locks SET note = 'x' WHERE name = 'a'",

@@ -162,7 +162,8 @@ async fn where_no_connection_is_left_requests_share_what_there_is() {
     assert!(refused.to_string().contains("max_connections"), "{refused}");
     let asked: Vec<_> = (0..30)
         .map(|at| {
-            let (driver, ask) = (Arc::clone(&driver), t.ask(&format!("n{at}"), SECOND * 30));
+            let ask = t.patient(&format!("n{at}"), SECOND * 30);
+            let driver = Arc::clone(&driver);
             tokio::spawn(async move { driver.acquire(&ask).await })
         })
         .collect();

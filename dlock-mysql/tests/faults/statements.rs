@@ -51,7 +51,7 @@ async fn a_renewal_of_many_is_one_statement_and_each_is_judged_alone() {
     let t = Testbed::start(&[]).await;
     let mut asks = Vec::new();
     for at in 0..70 {
-        let ask = t.ask(&format!("n{at}"), SECOND * 5);
+        let ask = t.ask(&format!("n{at}"), SECOND * 30);
         t.granted(&ask).await;
         asks.push(ask);
     }

@@ -145,16 +145,17 @@ async fn a_take_held_back_past_its_time_takes_nothing() {
     for needle in [TAKE, INSERT] {
         let name = if needle == TAKE { "row" } else { "new" };
         let mut ask = t.bed.ask(name, SECOND * 60);
-        ask.give_up = t.bed.clock.now() + SECOND;
+        ask.give_up = t.bed.clock.now() + SECOND * 9 / 5;
         let armed = t.arm(needle, Fault::HoldRequest);
         let later = async {
-            tokio::time::sleep(SECOND * 3 / 2).await; // past the request's give-up time
+            // Past the request's give-up time. After two seconds the driver ends a statement on MySQL.
+            tokio::time::sleep(SECOND * 19 / 10).await;
             armed.release();
         };
         let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), later);
         assert!(acquired.is_err(), "{name}: {acquired:?}");
         assert!(armed.has_struck(), "{name}");
-        tokio::time::sleep(LATE - SECOND).await; // the latest possible moment
+        tokio::time::sleep(LATE - SECOND / 2).await; // the latest possible moment
         assert!(t.bed.inspect(name).await.holders.is_empty(), "{name}");
     }
 }

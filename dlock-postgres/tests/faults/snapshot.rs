@@ -22,7 +22,7 @@ const LEASE: Duration = SECOND.saturating_mul(600);
 async fn a_thousand_leases_are_renewed_beside_an_old_snapshot_and_it_is_warned_about() {
     let t = Testbed::start(&["fsync=on"]).await;
     let asks: Vec<_> = (0..LOCKS)
-        .map(|at| t.ask(&format!("n{at}"), LEASE))
+        .map(|at| t.patient(&format!("n{at}"), LEASE))
         .collect();
     for some in asks.chunks(16) {
         for acquired in join_all(some.iter().map(|ask| t.driver.acquire(ask))).await {

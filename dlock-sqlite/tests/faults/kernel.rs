@@ -94,7 +94,7 @@ pub(super) async fn deaf(file: &Path) {
     // It polls a few times in vain: a waiter that only polls leaves no trace of that.
     tokio::time::sleep(SECOND / 4).await;
     frees(&driver, &first).await;
-    let soon = tokio::time::timeout(SECOND, waiter).await;
+    let soon = tokio::time::timeout(SECOND * 10, waiter).await;
     drop(soon.unwrap().unwrap().unwrap());
 }
 

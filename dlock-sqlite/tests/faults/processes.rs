@@ -73,7 +73,7 @@ async fn processes_that_open_a_new_file_at_once_all_can() {
 
 pub(super) async fn hold(file: &Path) {
     let driver = open(file).await;
-    granted(&driver, &acquire("a", SECOND)).await;
+    granted(&driver, &acquire("a", SECOND * 2)).await;
     worker::say("held").unwrap();
     std::future::pending().await
 }
@@ -168,6 +168,8 @@ async fn a_release_touches_a_file_only_for_a_name_with_a_waiter() {
     let before = touched(&bed);
     assert_eq!(before.len(), 1);
     assert_eq!(wake_ups.next().now_or_never(), None);
+    // The times of files have the grain of a tick.
+    tokio::time::sleep(SECOND / 50).await;
     frees(&holder, &second).await;
     assert_eq!(wake_ups.next().await, Some(WakeUp::Free(name("a"))));
     assert!(touched(&bed) > before);
@@ -248,13 +250,13 @@ async fn without_wake_ups_waiters_poll_and_leave_no_files() {
     let mut waiting = acquire("a", SECOND);
     waiting.ticket = Some(ticket());
     let rest = held(&polling, &waiting).await.poll_in.unwrap();
-    assert!(rest > SECOND * 29, "{rest:?}");
+    assert!(rest > SECOND * 20, "{rest:?}");
     let client = Client::builder(Arc::new(polling)).build().unwrap();
     let waiter = tokio::spawn(async move { client.lock("a").unwrap().acquire().await });
     // It polls a few times in vain: a waiter that only polls leaves no trace of that.
     tokio::time::sleep(SECOND / 4).await;
     frees(&bed.driver().await, &first).await;
-    let soon = tokio::time::timeout(SECOND, waiter).await;
+    let soon = tokio::time::timeout(SECOND * 10, waiter).await;
     drop(soon.unwrap().unwrap().unwrap());
     assert!(!bed.at("locks.db.wake").exists());
 }

@@ -18,7 +18,7 @@ use std::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-const LEASE: Duration = Duration::from_millis(300);
+const LEASE: Duration = Duration::from_secs(1);
 
 /// The slack that a busy machine adds to an upper bound. Lower bounds have none.
 const SLACK: Duration = Duration::from_secs(10);

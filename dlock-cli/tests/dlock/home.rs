@@ -87,7 +87,7 @@ fn processes_of_this_machine_exclude_each_other_and_hand_over() {
 fn a_killed_holder_frees_the_name_within_its_lease() {
     let desk = Desk::new();
     let text = format!("echo $$ >'{}'; exec sleep 600", desk.text("pid"));
-    let holder = start(home(&desk, &["exec", "--lease", "500ms", "x", "-c", &text]));
+    let holder = start(home(&desk, &["exec", "--lease", "3s", "x", "-c", &text]));
     let pid = desk.line("pid");
     holder.signal(nix::sys::signal::Signal::SIGKILL);
     holder.wait().expect(137);

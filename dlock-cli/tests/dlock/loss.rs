@@ -241,12 +241,12 @@ fn the_lock_is_kept_over_many_leases() {
 
 #[test]
 fn neither_a_short_lease_of_the_url_nor_a_presence_ends_a_command_that_is_well() {
-    for parameter in ["lease=2s", "presence=1s"] {
+    for (parameter, wait) in [("lease=2s", "5"), ("presence=6s", "10")] {
         let (lock, desk) = (name("url-lease"), Desk::new());
         let url = format!("{}?dlock.{parameter}", crate::bed::server().url());
         let running = start(at(&url, &["exec", &lock, "-c", &obedient(&desk)]));
         desk.line("pid");
-        ran(&["exec", "-w", "5", &lock, "--", "true"]).expect(1);
+        ran(&["exec", "-w", wait, &lock, "--", "true"]).expect(1);
         std::fs::write(desk.path("go"), "").unwrap();
         running.wait().expect(0);
     }

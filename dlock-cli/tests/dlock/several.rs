@@ -53,7 +53,7 @@ fn when_one_is_held_none_is_left_held_and_the_message_names_it() {
     let ([a, b, c], desk) = (names("none"), Desk::new());
     let (holder, _) = holding(&desk, &[&b], &[]);
     let wanted = ["--also", &b, "--also", &c, &a, "--", "true"];
-    for wait in [&["-n"][..], &["-w", "0.3"]] {
+    for wait in [&["-n"][..], &["-w", "2"]] {
         let out = ran(&[&["exec"], wait, &wanted].concat()).expect(1);
         assert!(out.stderr.contains(&format!("{b:?}")), "{out:?}");
         let json = ran(&[&["--json", "exec"], wait, &wanted].concat()).expect(1);

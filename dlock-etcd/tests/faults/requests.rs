@@ -66,7 +66,7 @@ async fn a_request_ends_when_it_is_given_up_and_takes_nothing_when_it_is_execute
         driver(&server.url()).await,
     ];
     let sent = proxy.on_next(takes(), Fault::HoldRequest);
-    let request = ask("x", 1, LONG, SECOND);
+    let request = ask("x", 1, LONG, SECOND * 3);
     let error = comes("its end", one.acquire(&request)).await.unwrap_err();
     assert_eq!(error.effect(), Effect::Unknown, "{error}");
     assert!(error.to_string().contains("given up"), "{error}");
@@ -81,7 +81,7 @@ async fn a_request_ends_when_it_is_given_up_and_takes_nothing_when_it_is_execute
     let request = ask("y", 3, LONG, LONG);
     granted(&one.acquire(&request).await.unwrap());
     let sent = proxy.on_next(Trigger::on(*b"/dlock/y/h/"), Fault::HoldRequest);
-    let error = comes("its end", renewed(&one, &request, SECOND)).await;
+    let error = comes("its end", renewed(&one, &request, SECOND * 3)).await;
     let error = error.unwrap_err();
     assert!(error.to_string().contains("given up"), "{error}");
     assert!(sent.has_struck());
@@ -237,7 +237,7 @@ async fn a_waiter_whose_key_an_earlier_copy_of_its_request_created_gets_its_turn
     let before = ask("x", 1, LONG, LONG);
     granted(&two.acquire(&before).await.unwrap());
     let mut waits = waiting("x", 2);
-    waits.give_up = after(SECOND);
+    waits.give_up = after(SECOND * 3);
     // The second transaction creates the key.
     let lost = proxy.on_next(takes().skip(1), Fault::LoseReply);
     comes("its end", one.acquire(&waits)).await.unwrap_err();
@@ -302,7 +302,7 @@ async fn a_free_lock_is_granted_though_an_earlier_copy_of_the_request_stands_in_
     let before = ask("x", 1, LONG, LONG);
     granted(&two.acquire(&before).await.unwrap());
     let mut waits = waiting("x", 2);
-    waits.give_up = after(SECOND);
+    waits.give_up = after(SECOND * 3);
     let lost = proxy.on_next(takes().skip(1), Fault::LoseReply);
     comes("its end", one.acquire(&waits)).await.unwrap_err();
     assert!(lost.has_struck());
@@ -381,7 +381,7 @@ async fn a_hold_moved_from_another_client_by_a_request_without_an_answer_is_undo
     granted(&two.acquire(&request).await.unwrap());
     let lease = lease_of(&mut native, "/dlock/x/h/").await;
     // The second transaction moves the hold that the other client took.
-    request.give_up = after(SECOND);
+    request.give_up = after(SECOND * 3);
     let lost = proxy.on_next(takes().skip(1), Fault::LoseReply);
     comes("its end", one.acquire(&request)).await.unwrap_err();
     assert!(lost.has_struck());
@@ -401,7 +401,7 @@ async fn a_request_whose_next_ticket_could_not_be_recorded_leaves_no_lease() {
     let (server, proxy) = proxied(&[]).await;
     let mut native = native(server.addr()).await;
     let one = driver(&server.url_at(proxy.addr())).await;
-    let mut request = ask("x", 1, LONG, SECOND);
+    let mut request = ask("x", 1, LONG, SECOND * 3);
     request.next_ticket = Some(Ticket(TWO));
     // A grant of one second, which is the least.
     let second = Trigger::on([0, 0, 0, 0, 12, 8, 1, 16]);

@@ -46,7 +46,7 @@ async fn a_renewal_does_not_wait_for_the_lease_of_a_waiter_that_is_over() {
 #[tokio::test]
 async fn a_keep_alive_that_was_given_up_while_it_waited_is_not_sent() {
     // The stream that another one opens serves later; or it was silent for so long that the connection is changed.
-    for (give_up, serves) in [(SECOND / 10, true), (SECOND, false)] {
+    for (give_up, serves) in [(SECOND / 50, true), (SECOND, false)] {
         let (server, proxy) = proxied(&[]).await;
         let mut native = native(server.addr()).await;
         let driver = driver(&server.url_at(proxy.addr())).await;

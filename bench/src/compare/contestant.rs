@@ -63,7 +63,7 @@ pub(crate) async fn job(job: &Job) -> Result {
         #[cfg(feature = "peers")]
         "rslock" => Box::pin(serve(Rslock(Clients::new(url), lease))).await,
         "zookeeper-client" => Box::pin(serve(Recipe(Clients::new(url), lease))).await,
-        "PgAdvisoryLock" => Box::pin(serve(Advisory(url))).await,
+        "PgAdvisoryLock" => Box::pin(serve(Advisory(url, Mutex::default()))).await,
         "etcd lock API" => Box::pin(serve(EtcdApi(Clients::new(url), lease))).await,
         other => Err(format!("no contestant {other:?} in this build").into()),
     }
@@ -169,7 +169,8 @@ impl Library for Recipe {
     }
 }
 
-struct Advisory(String);
+/// A lock takes a session that no other one has, of those that it had before if there is one.
+struct Advisory(String, Mutex<Vec<postgres::Session>>);
 
 impl Library for Advisory {
     type Lock = postgres::Advisory;
@@ -177,7 +178,16 @@ impl Library for Advisory {
 
     async fn lock(&self, _client: usize, sort: Sort, name: &str) -> Result<postgres::Advisory> {
         exclusive(sort)?;
-        postgres::Advisory::new(&self.0, name).await
+        let Self(url, sessions) = self;
+        let mut all = sessions.lock().await;
+        if let Some(free) = all.iter().find(|one| Arc::strong_count(one) == 1) {
+            return Ok(postgres::Advisory::with(free, name));
+        }
+        drop(all);
+        let session = postgres::session(url).await?;
+        all = sessions.lock().await;
+        all.push(Arc::clone(&session));
+        Ok(postgres::Advisory::with(&session, name))
     }
 }
 
@@ -465,4 +475,4 @@ const AT_ONCE: usize = 128;
 /// After that every waiter stands in its queue.
 const SETTLED: Duration = Duration::from_millis(500);
 /// How an answer begins when the library cannot do this at all.
-const UNSUPPORTED: &str = "it has no ";
+pub(super) const UNSUPPORTED: &str = "it has no ";

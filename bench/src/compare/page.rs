@@ -54,8 +54,10 @@ impl Page {
             self.html += &format!("<p class='fact'>{}</p>", escaped(line));
             self.markdown += &format!("* {line}\n");
         }
-        self.html += &format!("<p>{}</p>", escaped(READING));
-        self.markdown += &format!("\n{READING}\n");
+        let is_quick = results.run.get("mode").is_some_and(|mode| mode == "quick");
+        let reading = READING.to_owned() + if is_quick { COLD } else { "" };
+        self.html += &format!("<p>{}</p>", escaped(&reading));
+        self.markdown += &format!("\n{reading}\n");
     }
 
     fn heading(&mut self, title: &str) {
@@ -338,11 +340,12 @@ const TASKS: [&str; 4] = ["1", "16", "128", "1,024"];
 const TASK_CASES: [&str; 4] = ["task-1", "task-16", "task-128", "task-1024"];
 const WAITERS: [&str; 3] = ["2", "16", "64"];
 const CONTEND_CASES: [&str; 3] = ["contend-2", "contend-16", "contend-64"];
-const READING: &str = "Compare numbers of one run only. Clients and servers share one machine, over loopback: round trips are \
-cheap, and CPU counts for more than on a network. Every contestant is a process of its own and does the same work, which \
+const READING: &str = "Compare numbers of one run only. Clients and the servers that were started here share one machine, over loopback: \
+round trips are cheap, and CPU counts for more than on a network. Every contestant is a process of its own and does the same work, which \
 bench/peers/README.md defines. Numbers are medians over the repetitions, whiskers their range; results.jsonl has them all. \
 Commands: what the server executed, inside scripts, too (Redis), or the packets (ZooKeeper), messages (etcd), statements (MariaDB) or \
 requests (MongoDB) that it received.";
+const COLD: &str = " A quick run: what runs on a JVM has not been compiled in full, and may be several times faster when it is.";
 const STYLE: &str = ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;margin:0;background:#f4f5f7;color:#1c2024}\
 main{max-width:1180px;margin:auto;padding:24px}h1{font-size:28px}h2{margin-top:48px;border-bottom:2px solid #0072b2}figure{display:inline-block;vertical-align:top;width:min(100%,570px);margin:6px 4px}\
 svg{width:100%;height:auto;border:1px solid #d9dde2;border-radius:8px}.wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums;background:#fff}\

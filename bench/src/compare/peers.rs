@@ -121,6 +121,10 @@ const RSLOCK: With = if cfg!(feature = "peers") {
     With::Not("build with `--features peers`, which compiles rustls")
 };
 
+const OLD: With = With::Not(
+    "its sqlx 0.8 would make this workspace build an older SQLite; on PostgreSQL it has the advisory locks of PgAdvisoryLock",
+);
+
 /// dlock first, so that it has the same colour everywhere.
 pub(super) const CONTESTANTS: &[Contestant] = &[
     peer("redis", DLOCK, With::Rust, ""),
@@ -148,6 +152,7 @@ pub(super) const CONTESTANTS: &[Contestant] = &[
         NODE,
         "queue, token, renewal, re-entry",
     ),
+    peer("redis", "distributed-lock", OLD, ""),
     peer("zk", DLOCK, With::Rust, ""),
     peer(
         "zk",
@@ -181,14 +186,7 @@ pub(super) const CONTESTANTS: &[Contestant] = &[
         With::Rust,
         "lease, token, record of the holder, survival of a failover",
     ),
-    peer(
-        "postgres",
-        "distributed-lock",
-        With::Not(
-            "the same advisory locks as PgAdvisoryLock; its sqlx 0.8 would make this workspace build an older SQLite",
-        ),
-        "",
-    ),
+    peer("postgres", "distributed-lock", OLD, ""),
     peer("mysql", DLOCK, With::Rust, ""),
     peer(
         "mysql",
@@ -196,6 +194,7 @@ pub(super) const CONTESTANTS: &[Contestant] = &[
         JAVA,
         "waiting, token, renewal, re-entry",
     ),
+    peer("mysql", "distributed-lock", OLD, ""),
     peer("mongodb", DLOCK, With::Rust, ""),
     peer(
         "mongodb",

@@ -1,8 +1,9 @@
 //! Results of a run: read, written, and shown as tables.
 
 use super::{
+    TIME_IS_UP,
     case::Sample,
-    page,
+    contestant, page,
     peers::{CONTESTANTS, DLOCK},
     quiet,
 };
@@ -252,6 +253,18 @@ impl Results {
         ours.map(of).sum()
     }
 
+    /// What dlock should have done and did not, with the reason.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let is_failure =
+            |reason: &str| reason != TIME_IS_UP && !reason.starts_with(contestant::UNSUPPORTED);
+        let ours = self.rows.iter().filter(|row| row.contestant == DLOCK);
+        let failed = ours.filter_map(|row| {
+            let reason = row.missing.as_ref().filter(|reason| is_failure(reason))?;
+            Some(format!("{} {}: {reason}", row.store, row.case))
+        });
+        failed.collect()
+    }
+
     /// The tables of one store, with the reason for each empty cell; without what this run left out.
     pub(super) fn tables(&self, store: &str, title: &str) -> String {
         let contestants = self.contestants(store);
@@ -375,7 +388,7 @@ const TABLES: [(&str, &str, &[Column]); 4] = [
     ),
     (
         "hand-offs",
-        "from a release to the next holder, all other clients wait",
+        "from a release to the next holder, which waited",
         &[
             ("2 waiting, p50 µs", "contend-2", "p50 µs"),
             ("p99 µs", "contend-2", "p99 µs"),

@@ -171,19 +171,30 @@ pub(crate) async fn database(url: &str, name: &str) -> Result<String> {
     Ok(format!("{server}/{name}"))
 }
 
-/// One name of the crate's advisory lock, in a session of its own.
+/// `None` while a lock is held, which has it.
+pub(crate) type Session = Arc<Mutex<Option<PgConnection>>>;
+
+pub(crate) async fn session(url: &str) -> Result<Session> {
+    Ok(Arc::new(Mutex::new(Some(connect(url).await?))))
+}
+
+/// One name of the crate's advisory lock, in a session that no other one uses meanwhile.
 #[derive(Clone)]
 pub(crate) struct Advisory {
     lock: PgAdvisoryLock,
-    session: Arc<Mutex<Option<PgConnection>>>,
+    session: Session,
 }
 
 impl Advisory {
     pub(crate) async fn new(url: &str, name: &str) -> Result<Self> {
-        Ok(Self {
+        Ok(Self::with(&session(url).await?, name))
+    }
+
+    pub(crate) fn with(session: &Session, name: &str) -> Self {
+        Self {
             lock: PgAdvisoryLock::new(name),
-            session: Arc::new(Mutex::new(Some(connect(url).await?))),
-        })
+            session: Arc::clone(session),
+        }
     }
 }
 

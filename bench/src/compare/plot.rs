@@ -47,7 +47,11 @@ pub(super) fn lines(
     if high == 0.0 {
         return svg + EMPTY;
     }
-    let (low, high) = (low * 0.85, high * 1.15);
+    let (mut low, mut high) = (low * 0.85, high * 1.15);
+    // One number on the scale says nothing of the others.
+    while ticks(low, high).len() < 2 {
+        (low, high) = (low * 0.9, high * 1.1);
+    }
     let x = |at: usize| LEFT + (RIGHT - LEFT) * (at as f64 + 0.5) / categories.len() as f64;
     let y = |number: f64| BOTTOM - (BOTTOM - TOP) * (number / low).ln() / (high / low).ln();
     for tick in ticks(low, high) {

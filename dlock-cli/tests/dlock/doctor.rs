@@ -142,6 +142,16 @@ fn mysql_settings_are_found() {
         "innodb_doublewrite",
     ];
     finds(&weak.url(), WARNING, &words);
+    let desk = Desk::new();
+    let follows = "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'missing';";
+    fs::write(desk.path("init"), follows).unwrap();
+    let follower = start(&[
+        "--innodb-doublewrite=1",
+        "--server-id=7",
+        "--skip-slave-start",
+        &format!("--init-file={}", desk.text("init")),
+    ]);
+    finds(&follower.url(), VOID, &["follows another one"]);
 }
 
 #[test]
@@ -185,8 +195,12 @@ fn mongodb_deployments_are_found() {
     not(feature = "etcd"),
     ignore = "this dlock is built without the feature etcd"
 )]
-fn an_etcd_cluster_that_is_sound_is_not_complained_of() {
+fn an_etcd_cluster_without_space_is_found_and_a_sound_one_is_not() {
     is_sound(&EtcdServer::start(&[]).unwrap().url());
+    let full = EtcdServer::start(&["--quota-backend-bytes", "1"]).unwrap();
+    let out = doctor(&full.url()).expect(69);
+    let words = "quota is used up: compact, defragment and disarm";
+    assert!(out.stderr.contains(words), "{out:?}");
 }
 
 #[test]

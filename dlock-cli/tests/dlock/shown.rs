@@ -123,6 +123,17 @@ fn watch_prints_one_table_after_the_other_where_there_is_no_terminal() {
 }
 
 #[test]
+fn watch_counts_no_waiters_where_the_store_does_not_know_them() {
+    let desk = Desk::new();
+    let url = format!("sqlite:{}", desk.text("locks.db"));
+    run(at(&url, &["acquire", "x"])).expect(0);
+    let watching = start(at(&url, &["watch", "--every", "0.1"]));
+    watching.says(" 1 lock\n");
+    watching.signal(Signal::SIGTERM);
+    watching.wait().expect(143);
+}
+
+#[test]
 fn watch_stays_in_its_place_in_a_terminal_until_q_or_ctrl_c() {
     let lock = name("watch-tty");
     ran(&["acquire", &lock]).expect(0);

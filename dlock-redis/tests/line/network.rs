@@ -288,7 +288,6 @@ async fn slow() -> Outcome {
     let behind = bed.stand(&two).await?;
     // The slow client polls when its refusal arrives, 2 s after it entered the queue: the turn is over
     // by then.
-    tokio::time::sleep(MILLI * 100).await;
     let began = Instant::now();
     guard.release().await?;
     let (guard, at) = behind

@@ -254,6 +254,23 @@ impl Connection {
         Ok(())
     }
 
+    /// Refuses a connection of the application that selected another database than the configuration names: other
+    /// clients would not see its locks. Without the right to ask, nothing is known.
+    pub(crate) async fn check_database(self: &Arc<Self>, expected: i64) -> Result<()> {
+        let mut info = redis::cmd("CLIENT");
+        info.arg("INFO");
+        let Ok(info) = self.command(info).await else {
+            return Ok(());
+        };
+        let mut fields = commands::read_info(&info).unwrap_or_default().split(' ');
+        match fields.find_map(|field| field.strip_prefix("db=")) {
+            Some(selected) if selected != expected.to_string() => {
+                Err(error::other_database(selected, expected))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What the server's settings mean for a lock, where the user may read settings.
     pub(crate) async fn diagnose(self: &Arc<Self>, acks: &Acks) -> Result<Vec<Finding>> {
         let mut found = findings(&self.info().await?, acks);

@@ -133,8 +133,8 @@ impl RedisDriver {
     /// Sends its requests over a connection of the application: a `ConnectionManager`, a `MultiplexedConnection`, or
     /// another one that can be cloned.
     ///
-    /// The server of `config` must be the one of that connection, and its log-in the same: one more connection, named
-    /// `dlock-wake-ups`, listens there for wake-ups. Where `dlock.replicas` or `dlock.fsync` is set, acquires and
+    /// The server of `config` must be the one of that connection, and its log-in and database the same: one more
+    /// connection, named `dlock-wake-ups`, listens there for wake-ups. Where `dlock.replicas` or `dlock.fsync` is set, acquires and
     /// renewals have a connection each, too, because what is to be confirmed makes the others wait.
     ///
     /// What sharing costs:
@@ -145,7 +145,8 @@ impl RedisDriver {
     /// - A `MultiplexedConnection` that ended stays so, and all locks are then lost. A `ConnectionManager` reconnects.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// As [`connect`](Self::connect). `Misuse` also where the connection has another database selected than `config`
+    /// names; that it leads to the same server is not checked.
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).

@@ -136,6 +136,14 @@ pub(crate) fn one_master() -> DriverError {
     DriverError::new(ErrorKind::Misuse, message)
 }
 
+/// Locks would be in one database, and other clients would look in the other.
+pub(crate) fn other_database(selected: &str, expected: i64) -> DriverError {
+    let message = format!(
+        "the application's connection has database {selected} selected, and the config names database {expected}: make the config from the connection's own client or URL"
+    );
+    DriverError::new(ErrorKind::Misuse, message)
+}
+
 /// No node of the cluster that answers names a master of the slot.
 pub(crate) fn uncovered() -> DriverError {
     DriverError::unavailable("no master of the cluster has this slot: see CLUSTER INFO")

@@ -58,7 +58,12 @@ impl Node {
         let dialer = Dialer::new(config, shortest).map_err(|cause| error::failed(cause).error);
         let dialer = Arc::new(dialer?);
         let wake_ups = Listener::new(dialer.clone(), inbox);
+        let is_shared = shared.is_some();
         let connection = Connection::open(dialer.clone(), shared).await?;
+        if is_shared {
+            let database = config.server.redis_settings().db();
+            connection.check_database(database).await?;
+        }
         connection.check_settings(&config.acks).await?;
         wake_ups.ready(&connection).await?;
         let [confirmed, renewals] = match config.acks.are_wanted() {

@@ -111,6 +111,26 @@ async fn the_connections_of_dlock_have_names_and_no_other_is_opened() {
     shared.close().await;
 }
 
+/// Clients that connect by the config's URL would not see its locks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_to_another_database_than_the_config_names_is_refused() {
+    let server = Server::start();
+    for protocol in [ProtocolVersion::RESP2, ProtocolVersion::RESP3] {
+        let info: redis::ConnectionInfo = server.0.url().parse().unwrap();
+        let settings = RedisConnectionInfo::default().set_protocol(protocol);
+        let third = info.set_redis_settings(settings.set_db(3));
+        let third = redis::Client::open(third).unwrap();
+        let config = RedisConfig::from(&server.client(protocol));
+        let error = RedisDriver::from_connection(connection(&third).await, config).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+        assert!(error.to_string().contains("database 3"), "{error}");
+        let config = RedisConfig::from(&third);
+        let driver = RedisDriver::from_connection(connection(&third).await, config).await;
+        Client::new(driver.unwrap()).unwrap().ping().await.unwrap();
+    }
+}
+
 /// It does not come back, and the application learns why.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_multiplexed_connection_that_ended_is_an_error_that_says_so() {

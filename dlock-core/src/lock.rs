@@ -357,13 +357,13 @@ impl Lock {
     fn options(&self, at: &'static Location<'static>) -> Result<AcquireOptions, Error> {
         let shares = |owner: Owner| owner.mode() != Mode::Exclusive;
         if self.mode != Mode::Exclusive && self.terms.least().is_some() {
-            let message = "a lock that is shared has no minimum hold: leave `min_hold` away, or acquire the lock \
+            let message = "a lock that is shared has no minimum hold: leave `min_hold` out, or acquire the lock \
                            exclusively";
             return Err(Error::misuse(message).at(self.engine.caps.backend, &self.name));
         }
         if self.owner.is_some_and(shares) || (self.owner.is_some() && self.mode != Mode::Exclusive)
         {
-            let message = "all who share a lock do so as one owner, which dlock chooses: leave `with_owner` away, \
+            let message = "all who share a lock do so as one owner, which dlock chooses: leave `with_owner` out, \
                            or acquire the lock exclusively";
             return Err(Error::misuse(message).at(self.engine.caps.backend, &self.name));
         }

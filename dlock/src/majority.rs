@@ -14,7 +14,7 @@ pub(crate) fn split(url: &str) -> Result<(Settings, QuorumConfig), Error> {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         if !settings.take(key, value)? {
             return Err(Error::misuse(format!(
-                "a quorum has no setting {key:?}: there is dlock.lease and dlock.poll; others belong into the URLs of the stores"
+                "a quorum has no setting {key:?}: there are dlock.lease, dlock.poll and dlock.presence; others belong into the URLs of the stores"
             )));
         }
     }
@@ -36,7 +36,7 @@ fn store(url: &str) -> Result<Store, Error> {
     }
     if Settings::split(url)?.0 != url {
         return Err(Error::misuse(
-            "dlock.lease and dlock.poll are those of the quorum: write them as words of their own, quorum:URL URL URL dlock.lease=10s",
+            "dlock.lease, dlock.poll and dlock.presence are those of the quorum: write them as words of their own, quorum:URL URL URL dlock.lease=10s",
         ));
     }
     let url = url.to_owned();

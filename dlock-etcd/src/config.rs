@@ -16,7 +16,6 @@ use std::{fmt, path::PathBuf, str::FromStr};
 /// use dlock_etcd::EtcdConfig;
 ///
 /// let config: EtcdConfig = "etcd://billing:secret@a.internal:2379,b.internal:2379/billing/locks".parse()?;
-/// assert_eq!(config.prefix(), "/billing/locks");
 /// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
@@ -45,21 +44,6 @@ etcdctl user add locker:secret
 etcdctl user grant-role locker locker
 # and the URL: etcd://locker:secret@host:2379
 ";
-
-    /// The beginning of all keys. Default `/dlock`. URL: its path.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_etcd::EtcdConfig;
-    ///
-    /// let config: EtcdConfig = "etcd://a.internal".parse()?;
-    /// assert_eq!(config.prefix(), "/dlock");
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
 
     /// The store, for people and passes: no user, no password.
     pub(crate) fn store(&self) -> String {

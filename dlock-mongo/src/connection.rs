@@ -110,9 +110,9 @@ impl Connection {
 
     fn over(client: Client, config: &MongoConfig, shared: Arc<Shared>, own: bool) -> Self {
         Self {
-            database: client.database(config.database()),
+            database: client.database(&config.database),
             client,
-            collection: config.collection().into(),
+            collection: config.collection.as_str().into(),
             runtime: Handle::current(),
             shared,
             own,

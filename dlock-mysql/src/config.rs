@@ -20,40 +20,30 @@ use url::Url;
 /// ```
 /// use dlock_mysql::MysqlConfig;
 /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
-/// assert_eq!(config.table().to_string(), "locks");
+/// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
 #[derive(Clone)]
 pub struct MysqlConfig {
     server: MySqlConnectOptions,
-    table: TableSettings,
-    connect_within: Duration,
+    pub(crate) table: TableSettings,
+    pub(crate) connect_within: Duration,
 }
 
 impl MysqlConfig {
-    /// SQL for an administrator: the default table, and the rights of a user that only takes locks.
+    /// SQL for an administrator: the table, and the rights of a user that only takes locks.
     ///
     /// # Examples
     /// ```
-    /// assert!(dlock_mysql::MysqlConfig::schema().contains("CREATE TABLE"));
-    /// ```
-    #[must_use]
-    pub fn schema() -> String {
-        Self::schema_of(&Table::default())
-    }
-
-    /// The same SQL for another table.
+    /// use dlock_mysql::MysqlConfig;
     ///
-    /// # Examples
-    /// ```
-    /// use dlock_mysql::{MysqlConfig, Table};
-    ///
-    /// let table: Table = "ops.locks".parse()?;
-    /// assert!(MysqlConfig::schema_of(&table).contains("`ops`.`locks`"));
+    /// let config: MysqlConfig = "mysql://locker@db.internal/orders?dlock.table=ops.locks".parse()?;
+    /// assert!(config.schema().contains("CREATE TABLE"));
     /// # Ok::<(), dlock_core::driver::DriverError>(())
     /// ```
     #[must_use]
-    pub fn schema_of(table: &Table) -> String {
+    pub fn schema(&self) -> String {
+        let table = &self.table.name;
         let rights = "-- With these the table must be there. To let dlock make it, grant CREATE on it too.\n\
              -- CREATE USER locker@'%' IDENTIFIED BY 'secret';\n";
         format!(
@@ -66,7 +56,8 @@ impl MysqlConfig {
         )
     }
 
-    /// The lock table's name. Default `dlock_locks`, in the URL's database.
+    /// Sets the lock table. Default `dlock_locks`, in the URL's database. Clients with different tables do not see each
+    /// other's locks.
     ///
     /// URL: `dlock.table`, as `table` or `database.table`.
     ///
@@ -75,23 +66,8 @@ impl MysqlConfig {
     /// use dlock_mysql::MysqlConfig;
     ///
     /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
-    /// assert_eq!(config.table().to_string(), "locks");
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn table(&self) -> &Table {
-        &self.table.name
-    }
-
-    /// Sets the [`table`](Self::table). Clients with different tables do not see each other's locks.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_mysql::MysqlConfig;
-    ///
-    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
     /// let config = config.with_table("ops.locks".parse()?);
-    /// assert_eq!(config.table().to_string(), "ops.locks");
+    /// assert!(config.schema().contains("`ops`.`locks`"));
     /// # Ok::<(), dlock_core::driver::DriverError>(())
     /// ```
     #[must_use]
@@ -107,22 +83,7 @@ impl MysqlConfig {
     /// use dlock_mysql::MysqlConfig;
     ///
     /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
-    /// assert!(config.creates());
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn creates(&self) -> bool {
-        self.table.create
-    }
-
-    /// Sets [`creates`](Self::creates).
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_mysql::MysqlConfig;
-    ///
-    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
-    /// assert!(!config.with_create(false).creates());
+    /// let config = config.with_create(false);
     /// # Ok::<(), dlock_core::driver::DriverError>(())
     /// ```
     #[must_use]
@@ -131,32 +92,16 @@ impl MysqlConfig {
         self
     }
 
-    /// How many connections requests may use at the same time, 1 to 64.
+    /// How many connections requests may use at the same time, clamped to 1 to 64. Default 16. URL: `dlock.connections`.
     ///
-    /// They are opened when needed. Renewals use up to 4 more of their own. Default 16. URL:
-    /// `dlock.connections`.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_mysql::MysqlConfig;
-    ///
-    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
-    /// assert_eq!(config.connections(), 16);
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn connections(&self) -> u32 {
-        self.table.connections
-    }
-
-    /// Sets [`connections`](Self::connections), clamped to its range.
+    /// They are opened when needed. Renewals use up to 4 more of their own.
     ///
     /// # Examples
     /// ```
     /// use dlock_mysql::MysqlConfig;
     ///
     /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
-    /// assert_eq!(config.with_connections(1_000).connections(), 64);
+    /// let config = config.with_connections(4);
     /// # Ok::<(), dlock_core::driver::DriverError>(())
     /// ```
     #[must_use]
@@ -167,21 +112,6 @@ impl MysqlConfig {
     }
 
     /// How long one attempt to connect may take, including name resolution, TLS and log-in. Default 5 s.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_mysql::MysqlConfig;
-    ///
-    /// let config: MysqlConfig = "mysql://locker:secret@db.internal/orders?dlock.table=locks".parse()?;
-    /// assert_eq!(config.connect_within().as_secs(), 5);
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn connect_within(&self) -> Duration {
-        self.connect_within
-    }
-
-    /// Sets [`connect_within`](Self::connect_within).
     ///
     /// # Examples
     /// ```
@@ -359,8 +289,8 @@ mod tests {
     fn our_settings_are_taken_out_and_the_rest_is_the_native_clients() {
         let url = "mysql://u:p%40w@h:33/d?socket=%2Frun%2Fm.sock&dlock.table=x.y&dlock.create=false&dlock.connections=3";
         let read = config(url);
-        assert_eq!(read.table().to_string(), "x.y");
-        assert_eq!((read.creates(), read.connections()), (false, 3));
+        assert_eq!(read.table.name.to_string(), "x.y");
+        assert_eq!((read.table.create, read.table.connections), (false, 3));
         let options = read.options();
         assert_eq!(
             (options.get_port(), options.get_database()),
@@ -368,12 +298,13 @@ mod tests {
         );
         assert_eq!(options.get_socket().unwrap().to_str(), Some("/run/m.sock"));
         let plain = config("mariadb://u@h/d");
-        assert_eq!(plain.table(), &Table::default());
+        assert_eq!(plain.table.name, Table::default());
         assert_eq!(plain.store().unwrap(), "mysql://h:3306 d.dlock_locks");
         assert_eq!(plain.qualified().unwrap().quoted('`'), "`d`.`dlock_locks`");
         let odd = config("mysql://u@h/a%60b").qualified().unwrap();
         assert_eq!(odd.quoted('`'), "`a``b`.`dlock_locks`");
-        assert_eq!((plain.creates(), plain.connections()), (true, 16));
+        assert_eq!((plain.table.create, plain.table.connections), (true, 16));
+        assert_eq!(plain.with_connections(1_000).table.connections, 64);
     }
 
     #[test]
@@ -410,12 +341,10 @@ mod tests {
 
     #[test]
     fn a_table_is_quoted_and_its_rights_are_named() {
-        let table: Table = "ops.my_locks".parse().unwrap();
-        assert_eq!(table.quoted('`'), "`ops`.`my_locks`");
-        let schema = MysqlConfig::schema_of(&table);
+        let schema = config("mysql://h/d?dlock.table=ops.my_locks").schema();
         assert!(schema.starts_with("CREATE TABLE IF NOT EXISTS `ops`.`my_locks` ("));
         assert!(schema.contains("GRANT SELECT, INSERT, UPDATE, DELETE ON `ops`.`my_locks` TO"));
-        assert!(MysqlConfig::schema().contains("ON `<database>`.`dlock_locks` TO"));
+        assert!(config("mysql://h/d").schema().contains("ON `<database>`.`dlock_locks` TO"));
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Dialer {
     pub(crate) fn new(config: &MysqlConfig) -> Self {
         Self {
             options: config.options(),
-            within: config.connect_within(),
+            within: config.connect_within,
         }
     }
 }
@@ -161,7 +161,7 @@ mod tests {
     async fn a_server_without_a_limit_is_told_to_end_a_statement_and_its_connection_is_left() {
         let server = MariadbServer::start(MariadbOptions::default()).unwrap();
         let config = server.url().parse().unwrap();
-        let all = Connections::new(Dialer::new(&config), 1, config.connect_within());
+        let all = Connections::new(Dialer::new(&config), 1, config.connect_within);
         let call = Call {
             class: Class::Work,
             give_up: all.clock().now() + Duration::from_secs(20),

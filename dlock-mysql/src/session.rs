@@ -166,7 +166,7 @@ pub(crate) async fn check_table(
 ) -> Result<()> {
     let place = config.place()?;
     let mut found = columns(native, place).await?;
-    if found.is_empty() && config.creates() {
+    if found.is_empty() && config.table.create {
         let made = sqlx::raw_sql(sql.create.clone())
             .execute(&mut *native)
             .await;
@@ -174,7 +174,7 @@ pub(crate) async fn check_table(
             let refused = error::unreached(cause);
             let message = format!(
                 "dlock's table {} is not there and cannot be made ({refused}): {REMEDY}",
-                config.table()
+                config.table.name
             );
             DriverError::new(refused.kind(), message)
                 .with_retry(refused.retry())
@@ -185,7 +185,7 @@ pub(crate) async fn check_table(
     if found.is_empty() {
         let message = format!(
             "dlock's table {} is not there, or its user may not see it: {REMEDY}",
-            config.table()
+            config.table.name
         );
         return Err(DriverError::misuse(message));
     }
@@ -195,7 +195,7 @@ pub(crate) async fn check_table(
     }
     Err(DriverError::misuse(format!(
         "the table {} is not dlock's, or an older dlock's, and was left as it is: {}. Name another one with dlock.table, or drop it while it is unused",
-        config.table(),
+        config.table.name,
         differs.join("; ")
     )))
 }

@@ -36,7 +36,7 @@ impl SqliteConfig {
     /// use dlock_sqlite::SqliteConfig;
     ///
     /// let config = SqliteConfig::new("/run/billing/locks.db");
-    /// assert!(config.creates());
+    /// assert_eq!(config.path(), "/run/billing/locks.db");
     /// ```
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -62,30 +62,14 @@ impl SqliteConfig {
         &self.path
     }
 
-    /// Whether the file is made if it is missing. Default `true`. URL: `mode=rwc`, or `mode=rw` for
-    /// `false`.
+    /// Sets whether the file is made if it is missing. Default `true`. URL: `mode=rwc`, or `mode=rw` for `false`.
     ///
     /// # Examples
     /// ```
     /// use dlock_sqlite::SqliteConfig;
     ///
     /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
-    /// assert!(!config.creates());
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn creates(&self) -> bool {
-        self.create
-    }
-
-    /// Changes [`creates`](Self::creates).
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_sqlite::SqliteConfig;
-    ///
-    /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
-    /// assert!(config.with_create(true).creates());
+    /// let config = config.with_create(true);
     /// # Ok::<(), dlock_core::driver::DriverError>(())
     /// ```
     #[must_use]
@@ -94,22 +78,7 @@ impl SqliteConfig {
         self
     }
 
-    /// How waiters are woken. Default [`WakeBy::Notify`]. URL: `dlock.wake=notify` or `dlock.wake=poll`.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_sqlite::SqliteConfig;
-    ///
-    /// let config: SqliteConfig = "sqlite:/run/billing/locks.db?mode=rw&dlock.wake=poll".parse()?;
-    /// assert_eq!(config.wake(), dlock_sqlite::WakeBy::Poll);
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn wake(&self) -> WakeBy {
-        self.wake
-    }
-
-    /// Changes [`wake`](Self::wake).
+    /// Sets how waiters are woken. Default [`WakeBy::Notify`]. URL: `dlock.wake=notify` or `dlock.wake=poll`.
     ///
     /// # Examples
     /// ```
@@ -272,13 +241,13 @@ mod tests {
     #[test]
     fn settings_have_their_defaults_and_their_names() {
         let config: SqliteConfig = "sqlite:a".parse().unwrap();
-        assert!(config.creates());
-        assert_eq!(config.wake(), WakeBy::Notify);
+        assert!(config.create);
+        assert_eq!(config.wake, WakeBy::Notify);
         let config: SqliteConfig = "sqlite:a?mode=rw&dlock.wake=poll".parse().unwrap();
-        assert!(!config.creates());
-        assert_eq!(config.wake(), WakeBy::Poll);
+        assert!(!config.create);
+        assert_eq!(config.wake, WakeBy::Poll);
         assert_eq!(
-            config.wake().to_string().parse::<WakeBy>().unwrap(),
+            config.wake.to_string().parse::<WakeBy>().unwrap(),
             WakeBy::Poll
         );
     }

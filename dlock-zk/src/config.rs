@@ -19,7 +19,7 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 /// ```
 /// use dlock_zk::ZkConfig;
 /// let config: ZkConfig = "zk://billing:secret@a.internal:2181,b.internal:2181/billing/locks".parse()?;
-/// assert_eq!(config.root(), "/billing/locks");
+/// assert!(format!("{config:?}").contains("/billing/locks"));
 /// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
@@ -50,7 +50,7 @@ pub(crate) struct Login {
 /// use dlock_zk::{AclRule, ZkConfig};
 ///
 /// let config: ZkConfig = "zk://billing:secret@a.internal:2181/locks?dlock.acl=creator".parse()?;
-/// assert_eq!(config.acl(), AclRule::Creator);
+/// assert!(format!("{config:?}").contains("Creator"));
 /// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ setAcl /dlock auth:locker:cdrwa
     /// ```
     /// use dlock_zk::ZkConfig;
     ///
-    /// assert_eq!(ZkConfig::new("a.internal:2181,b.internal:2181").root(), "/dlock");
+    /// let config = ZkConfig::new("a.internal:2181,b.internal:2181");
     /// ```
     #[must_use]
     pub fn new(hosts: impl Into<String>) -> Self {
@@ -101,41 +101,10 @@ setAcl /dlock auth:locker:cdrwa
         }
     }
 
-    /// The node above all locks. Default `/dlock`. URL: its path.
+    /// Sets how long the servers keep a session of which they hear nothing. A renewed lease is that long, and a crashed
+    /// holder or waiter blocks the lock for that long.
     ///
-    /// # Examples
-    /// ```
-    /// use dlock_zk::ZkConfig;
-    ///
-    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
-    /// assert_eq!(config.root(), "/billing/locks");
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn root(&self) -> &str {
-        &self.root.0
-    }
-
-    /// How long the servers keep a session of which they hear nothing. A renewed lease is that long, and a
-    /// crashed holder or waiter blocks the lock for that long.
-    ///
-    /// Default 30 s; the servers grant from 2 to 20 of their ticks unless configured otherwise. URL:
-    /// `dlock.session`.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_zk::ZkConfig;
-    ///
-    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
-    /// assert_eq!(config.session().as_secs(), 30);
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn session(&self) -> Duration {
-        self.session
-    }
-
-    /// Changes [`session`](Self::session).
+    /// Default 30 s; the servers grant from 2 to 20 of their ticks unless configured otherwise. URL: `dlock.session`.
     ///
     /// # Errors
     /// `Misuse` when it is below the shortest lease or beyond an hour.
@@ -158,23 +127,8 @@ setAcl /dlock auth:locker:cdrwa
         Ok(self)
     }
 
-    /// The most sessions of one client, 1 to 4; the driver spreads lock names over them. Default 2: a session
-    /// is a queue in the server. URL: `dlock.sessions`.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_zk::ZkConfig;
-    ///
-    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
-    /// assert_eq!(config.sessions(), 2);
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn sessions(&self) -> u32 {
-        self.sessions
-    }
-
-    /// Changes [`sessions`](Self::sessions).
+    /// Sets the most sessions of one client, 1 to 4; the driver spreads lock names over them. Default 2: a session is a queue
+    /// in the server. URL: `dlock.sessions`.
     ///
     /// # Errors
     /// `Misuse` unless it is 1 to 4.
@@ -195,38 +149,6 @@ setAcl /dlock auth:locker:cdrwa
         }
         self.sessions = sessions;
         Ok(self)
-    }
-
-    /// The access rights of the nodes. Default [`AclRule::Open`]. URL: `dlock.acl=open` or
-    /// `dlock.acl=creator`.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_zk::ZkConfig;
-    ///
-    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
-    /// assert_eq!(config.acl(), dlock_zk::AclRule::Open);
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn acl(&self) -> AclRule {
-        self.acl
-    }
-
-    /// The certificate authority of the servers, a PEM file, for `zk+tls://`. Default: none, and then
-    /// `zk+tls://` is refused. URL: `dlock.ca`.
-    ///
-    /// # Examples
-    /// ```
-    /// use dlock_zk::ZkConfig;
-    ///
-    /// let config: ZkConfig = "zk://a.internal:2181,b.internal:2181/billing/locks".parse()?;
-    /// assert!(config.ca().is_none());
-    /// # Ok::<(), dlock_core::driver::DriverError>(())
-    /// ```
-    #[must_use]
-    pub fn ca(&self) -> Option<&PathBuf> {
-        self.ca.as_ref()
     }
 
     /// The identity of the store, without secrets: a pass is valid only for a driver with the same one. The
@@ -435,12 +357,12 @@ mod tests {
             "zk://me:s%40crt@b:2,a:1/x/y/?dlock.session=10s&dlock.sessions=4&dlock.acl=creator"
                 .parse()
                 .unwrap();
-        assert_eq!((config.hosts.as_str(), config.root()), ("b:2,a:1", "/x/y"));
+        assert_eq!((config.hosts.as_str(), &*config.root.0), ("b:2,a:1", "/x/y"));
         assert_eq!(
-            (config.session(), config.sessions()),
+            (config.session, config.sessions),
             (Duration::from_secs(10), 4)
         );
-        assert_eq!(config.acl(), AclRule::Creator);
+        assert_eq!(config.acl, AclRule::Creator);
         assert_eq!(config.store(), "zk://a:1,b:2/x/y");
         assert_eq!(
             config.login.as_ref().map(|login| login.password.as_str()),

@@ -26,9 +26,7 @@ pub fn schema(url: &str) -> Result<Cow<'static, str>, Error> {
         "mysql" | "mariadb" => {
             let config: dlock_mysql::MysqlConfig =
                 crate::connect::without_settings(url)?.parse()?;
-            Ok(Cow::Owned(dlock_mysql::MysqlConfig::schema_of(
-                config.table(),
-            )))
+            Ok(Cow::Owned(config.schema()))
         }
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {

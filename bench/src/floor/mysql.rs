@@ -63,7 +63,8 @@ pub(crate) async fn connect(url: &str) -> Result<MySqlConnection> {
 /// Creates both tables, with a free row for each name.
 pub(crate) async fn prepare(url: &str, names: &[String]) -> Result {
     let mut connection = connect(url).await?;
-    let ours = MysqlConfig::schema_of(&"floor_same".parse()?);
+    let config: MysqlConfig = url.parse()?;
+    let ours = config.with_table("floor_same".parse()?).schema();
     let ours = ours.split(';').next().unwrap_or_default();
     for (made, table, row) in [
         (THIN_TABLE, "floor_locks", "(?, NULL, 0, 0)"),

@@ -45,12 +45,12 @@ impl LockTable {
         let sql = Statements::new(&config.qualified()?);
         let connections = Connections::new(
             Dialer::new(&config),
-            config.connections() as usize,
-            config.connect_within(),
+            config.table.connections as usize,
+            config.connect_within,
         );
         let mut checkout = connections.first().await?;
         let session = checkout.session();
-        let checking = tokio::time::timeout(config.connect_within(), async {
+        let checking = tokio::time::timeout(config.connect_within, async {
             log_findings("mysql", &Ok(session::diagnose(session).await));
             session::check_table(&mut session.native, &config, &sql).await
         });
@@ -88,12 +88,12 @@ impl LockTable {
 
     /// Makes the table again if it may. It existed when the driver connected, and was dropped with every lock in it.
     pub(crate) async fn made_again(&self, give_up: Instant) -> bool {
-        if !self.config.creates() {
+        if !self.config.table.create {
             return false;
         }
         tracing::warn!(
             "mysql: the table {} was dropped, with every lock in it; it is made again",
-            self.config.table()
+            self.config.table.name
         );
         let Ok(mut checkout) = self.work(give_up).await else {
             return false;

@@ -1,13 +1,13 @@
 //! Inspecting, listing and breaking locks.
 
 use crate::{
-    commands::{Keys, Line, Taken, delete_all, encode, made, name_in, unchanged},
+    commands::{Keys, Line, Taken, delete_all, made, name_in, unchanged},
     driver::Inner,
     error::contended,
 };
 use dlock_core::{
     Broken, FencingToken, LockName, Snapshot,
-    driver::{Cursor, DriverError, Page, Result},
+    driver::{Cursor, DriverError, Page, Result, kit::encode_segment},
 };
 use etcd_client::{GetOptions, Txn, TxnOp};
 use std::{sync::Arc, time::Duration};
@@ -55,7 +55,7 @@ impl Inner {
         from: Option<&Cursor>,
         limit: usize,
     ) -> Result<Page> {
-        let begin = format!("{}/{}", self.root, encode(prefix));
+        let begin = format!("{}/{}", self.root, encode_segment(prefix));
         // Keys that dlock did not write may be no text.
         let from = from.map_or(begin.as_bytes(), |cursor| cursor.0.as_ref());
         if !from.starts_with(begin.as_bytes()) {

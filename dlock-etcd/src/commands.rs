@@ -15,13 +15,13 @@
 
 use dlock_core::{
     FencingToken, Fingerprint, HoldId, Holder, HolderInfo, LockName, MAX_SHARERS, Mode, Owner,
-    driver::Ticket,
+    driver::{Ticket, kit::encode_segment},
 };
 use etcd_client::{
     Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget,
     Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
+use percent_encoding::percent_decode;
 
 /// The keys of one lock.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Keys(String);
 
 impl Keys {
     pub(crate) fn of(root: &str, name: &LockName) -> Self {
-        Self(format!("{root}/{}/", encode(name.as_str())))
+        Self(format!("{root}/{}/", encode_segment(name.as_str())))
     }
 
     pub(crate) fn holds(&self) -> String {
@@ -62,29 +62,13 @@ impl Keys {
     }
 }
 
-/// Encodes a name as one part of a key: all bytes but letters, digits and `- _ . : @ = + ,` become `%XX`. A beginning of a name becomes a
-/// beginning of its code.
-pub(crate) fn encode(name: &str) -> String {
-    utf8_percent_encode(name, ENCODED).to_string()
-}
-
 /// The name in a key below the root, and what follows it; `None`: a foreign key.
 pub(crate) fn name_in<'a>(root: &str, key: &'a [u8]) -> Option<(LockName, &'a [u8])> {
     let key = key.strip_prefix(root.as_bytes())?.strip_prefix(b"/")?;
     let (code, rest) = key.split_at(key.iter().position(|byte| *byte == b'/')?);
     let name = LockName::new(percent_decode(code).decode_utf8().ok()?).ok()?;
-    (encode(name.as_str()).as_bytes() == code).then_some((name, &rest[1..]))
+    (encode_segment(name.as_str()).as_bytes() == code).then_some((name, &rest[1..]))
 }
-
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'_')
-    .remove(b'.')
-    .remove(b':')
-    .remove(b'@')
-    .remove(b'=')
-    .remove(b'+')
-    .remove(b',');
 
 /// The value of a hold, five lines: version, use, owner, token (0: the revision at which the key was created), holder info.
 #[derive(Clone, Debug, PartialEq, Eq)]

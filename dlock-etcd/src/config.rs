@@ -2,9 +2,8 @@
 
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Result, kit::split_url},
+    driver::{DriverError, Result, kit::{parse_login, split_url}},
 };
-use percent_encoding::percent_decode_str;
 use std::{fmt, path::PathBuf, str::FromStr};
 
 /// The members that store the locks, and how dlock uses them.
@@ -89,7 +88,7 @@ impl FromStr for EtcdConfig {
         }
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (login, hosts) = match authority.rsplit_once('@') {
-            Some((login, hosts)) => (Some(parse_login(login)?), hosts),
+            Some((login, hosts)) => (Some(parse_login("etcd", login)?), hosts),
             None => (None, authority),
         };
         let prefix = match path.trim_end_matches('/') {
@@ -139,18 +138,6 @@ fn parse_host(host: &str) -> Result<String> {
         return Err(DriverError::misuse(message));
     }
     Ok(format!("{name}:{port}"))
-}
-
-fn parse_login(text: &str) -> Result<(String, String)> {
-    let plain = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
-    if let Some((user, password)) = text.split_once(':')
-        && let (Ok(user), Ok(password)) = (plain(user), plain(password))
-        && !user.is_empty()
-    {
-        return Ok((user, password));
-    }
-    let message = "a log-in in an etcd URL is user:password, percent-encoded where needed";
-    Err(DriverError::misuse(message))
 }
 
 /// Shows no password.

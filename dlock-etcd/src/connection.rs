@@ -205,17 +205,7 @@ impl Connection {
             Ok(list) => {
                 let members = list.members().iter();
                 let voters = members.filter(|member| !member.is_learner()).count();
-                found.push(if voters % 2 == 0 {
-                    Finding::warning(
-                        format!(
-                            "the etcd cluster has {voters} voting members, and serves no locks once {} of them are lost, as with one member less",
-                            voters / 2
-                        ),
-                        "add or remove one",
-                    )
-                } else {
-                    Finding::ok(format!("the cluster has {voters} voting members"))
-                });
+                found.push(Finding::voters("the cluster", voters));
             }
             Err(error) => {
                 tracing::debug!(target: "dlock::etcd", %error, "the members could not be read")

@@ -78,16 +78,7 @@ impl Kind {
                 ),
                 "replace the arbiter by a member with data",
             )],
-            Self::Replicated if data % 2 == 0 && data > 0 => vec![Finding::warning(
-                format!(
-                    "the replica set has {data} members, and serves no locks once {} of them are lost, as with one member less",
-                    data / 2
-                ),
-                "add or remove a member",
-            )],
-            Self::Replicated => vec![Finding::ok(format!(
-                "a replica set of {data}, a majority of which confirms each lock"
-            ))],
+            Self::Replicated => vec![Finding::voters("the replica set", data)],
         }
     }
 }

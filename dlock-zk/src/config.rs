@@ -5,10 +5,10 @@ use dlock_core::{
     ErrorKind, LockName, MIN_LEASE,
     driver::{
         DriverError, Result,
-        kit::{parse_span, split_url, unknown_setting},
+        kit::{encode_segment, parse_login, parse_span, split_url, unknown_setting},
     },
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 /// The servers that store the locks, the node above all locks, and how dlock uses them.
@@ -23,24 +23,17 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 /// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), dlock_core::driver::DriverError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ZkConfig {
     pub(crate) hosts: String,
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read with TLS only"))]
     pub(crate) tls: bool,
-    pub(crate) login: Option<Login>,
+    pub(crate) login: Option<(String, String)>,
     pub(crate) root: Root,
     pub(crate) session: Duration,
     pub(crate) sessions: u32,
     pub(crate) acl: AclRule,
     pub(crate) ca: Option<PathBuf>,
-}
-
-/// The credentials with which the driver logs in.
-#[derive(Clone)]
-pub(crate) struct Login {
-    pub(crate) user: String,
-    pub(crate) password: String,
 }
 
 /// The access rights of the nodes that the driver creates.
@@ -119,7 +112,7 @@ setAcl /dlock auth:locker:cdrwa
     /// ```
     pub fn with_session(mut self, session: Duration) -> Result<Self> {
         if !(MIN_LEASE..=LONGEST_SESSION).contains(&session) {
-            return Err(misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "dlock.session ({session:?}) must be between {MIN_LEASE:?} and {LONGEST_SESSION:?}"
             )));
         }
@@ -143,7 +136,7 @@ setAcl /dlock auth:locker:cdrwa
     /// ```
     pub fn with_sessions(mut self, sessions: u32) -> Result<Self> {
         if !(1..=MOST_SESSIONS).contains(&sessions) {
-            return Err(misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "dlock.sessions ({sessions}) must be between 1 and {MOST_SESSIONS}"
             )));
         }
@@ -162,11 +155,11 @@ setAcl /dlock auth:locker:cdrwa
     fn set(self, key: &str, value: &str) -> Result<Self> {
         match key {
             "dlock.session" => {
-                let no_time = || misuse(format!("{key} is no time such as 500ms: {value:?}"));
+                let no_time = || DriverError::misuse(format!("{key} is no time such as 500ms: {value:?}"));
                 self.with_session(parse_span(value).ok_or_else(no_time)?)
             }
             "dlock.sessions" => {
-                let no_number = |_| misuse(format!("{key} is not a number: {value:?}"));
+                let no_number = |_| DriverError::misuse(format!("{key} is not a number: {value:?}"));
                 self.with_sessions(value.parse().map_err(no_number)?)
             }
             "dlock.acl" => {
@@ -174,7 +167,7 @@ setAcl /dlock auth:locker:cdrwa
                     "open" => AclRule::Open,
                     "creator" => AclRule::Creator,
                     _ => {
-                        return Err(misuse(format!(
+                        return Err(DriverError::misuse(format!(
                             "{key} is neither open nor creator: {value:?}"
                         )));
                     }
@@ -200,31 +193,31 @@ impl FromStr for ZkConfig {
         let (tls, rest) = match url.split_once("://") {
             Some(("zk", rest)) => (false, rest),
             Some(("zk+tls", rest)) => (true, rest),
-            _ => return Err(misuse("a ZooKeeper URL is zk://host:port,host:port/root")),
+            _ => return Err(DriverError::misuse("a ZooKeeper URL is zk://host:port,host:port/root")),
         };
         if tls && !cfg!(feature = "tls") {
             let message = "zk+tls:// needs the feature `tls` of dlock-zk";
             return Err(DriverError::new(ErrorKind::Unsupported, message));
         }
         if rest.contains('#') {
-            return Err(misuse("a # in a ZooKeeper URL is written as %23"));
+            return Err(DriverError::misuse("a # in a ZooKeeper URL is written as %23"));
         }
         let (rest, settings) = split_url("ZooKeeper", rest, &KNOWN)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (login, hosts) = match authority.rsplit_once('@') {
-            Some((login, hosts)) => (Some(Login::parse(login)?), hosts),
+            Some((login, hosts)) => (Some(parse_login("ZooKeeper", login)?), hosts),
             None => (None, authority),
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:[]".contains(c);
         let is_host = |host: &str| !host.is_empty() && host.chars().all(plain);
         if !hosts.split(',').all(is_host) {
             let message = "the hosts of a ZooKeeper URL are host:port, separated by commas";
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         #[cfg(feature = "tls")]
         if tls && !hosts.split(',').all(crate::tls::may_have_certificate) {
             let message = "a host of a zk+tls:// URL is neither an address nor a name that a certificate could be for";
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         let mut config = Self {
             tls,
@@ -241,30 +234,23 @@ impl FromStr for ZkConfig {
         if config.acl == AclRule::Creator && config.login.is_none() {
             let message =
                 "dlock.acl=creator needs a user in the URL: zk://user:password@host:port/root";
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         Ok(config)
     }
 }
 
-impl Login {
-    fn parse(text: &str) -> Result<Self> {
-        let plain = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
-        if let Some((user, password)) = text.split_once(':')
-            && let (Ok(user), Ok(password)) = (plain(user), plain(password))
-            && !user.is_empty()
-        {
-            return Ok(Self { user, password });
-        }
-        let message = "a log-in in a ZooKeeper URL is user:password, percent-encoded where needed";
-        Err(misuse(message))
-    }
-}
-
-/// Without the password.
-impl fmt::Debug for Login {
+/// Shows no password.
+impl fmt::Debug for ZkConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, password ***", self.user)
+        f.debug_struct("ZkConfig")
+            .field("store", &self.store())
+            .field("user", &self.login.as_ref().map(|(user, _)| user))
+            .field("session", &self.session)
+            .field("sessions", &self.sessions)
+            .field("acl", &self.acl)
+            .field("ca", &self.ca)
+            .finish_non_exhaustive()
     }
 }
 
@@ -298,7 +284,7 @@ impl Root {
         };
         let rest = path.strip_prefix('/').unwrap_or_default();
         if !rest.split('/').all(sound) || rest.split('/').next() == Some("zookeeper") {
-            return Err(misuse(format!(
+            return Err(DriverError::misuse(format!(
                 "{path:?} cannot be the root of locks: segments of printable ASCII, not `.`, `..`, /zookeeper or a seat's name"
             )));
         }
@@ -306,14 +292,13 @@ impl Root {
     }
 }
 
-/// Encodes a lock name as one path segment, version 1 of the encoding. All bytes but letters, digits and `- _
-/// . : @ = + ,` become `%XX`. A leading `.` is encoded as well, because `.` and `..` are no valid segments.
-/// Injective: percent-decoding gives the name back.
+/// Encodes a lock name as one path segment, version 1 of the encoding. A leading `.` is encoded as well, because `.`
+/// and `..` are no valid segments. Injective: percent-decoding gives the name back.
 ///
 /// No segment reads as a seat. Roots may be nested: `/a/b` is then also the folder of the name `b` below
 /// `/a`, and the locks below the one must not stand in the queue of the other.
 pub(crate) fn encode(name: &LockName) -> String {
-    let mut text = utf8_percent_encode(name.as_str(), ENCODED).to_string();
+    let mut text = encode_segment(name.as_str());
     if Seat::parse(&text).is_some() {
         text = text.replace(MARK, &MARK.replace('-', "%2D"));
     }
@@ -328,20 +313,6 @@ pub(crate) fn decode(segment: &str) -> Option<LockName> {
     let text = percent_decode_str(segment).decode_utf8().ok()?;
     let name = LockName::new(text).ok()?;
     (encode(&name) == segment).then_some(name)
-}
-
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'_')
-    .remove(b'.')
-    .remove(b':')
-    .remove(b'@')
-    .remove(b'=')
-    .remove(b'+')
-    .remove(b',');
-
-fn misuse(message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
 }
 
 const MOST_SESSIONS: u32 = 4;
@@ -364,10 +335,7 @@ mod tests {
         );
         assert_eq!(config.acl, AclRule::Creator);
         assert_eq!(config.store(), "zk://a:1,b:2/x/y");
-        assert_eq!(
-            config.login.as_ref().map(|login| login.password.as_str()),
-            Some("s@crt")
-        );
+        assert_eq!(config.login, Some(("me".into(), "s@crt".into())));
         assert!(!format!("{config:?}").contains("crt"));
     }
 

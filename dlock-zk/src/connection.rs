@@ -194,8 +194,8 @@ async fn connect(config: &ZkConfig) -> Result<Client> {
         .with_session_timeout(config.session)
         .with_detached()
         .with_fail_eagerly();
-    if let Some(login) = &config.login {
-        let auth = format!("{}:{}", login.user, login.password);
+    if let Some((user, password)) = &config.login {
+        let auth = format!("{user}:{password}");
         connector = connector.with_auth("digest", auth.as_bytes());
     }
     #[cfg(feature = "tls")]
@@ -487,19 +487,7 @@ impl fmt::Debug for Session {
 fn ensemble(config: &str) -> Option<Finding> {
     let members = config.lines().filter(|line| line.starts_with("server."));
     let voters = members.filter(|line| !line.contains(":observer")).count();
-    match voters {
-        0 => None,
-        even if even % 2 == 0 => Some(Finding::warning(
-            format!(
-                "the ensemble has {even} voting servers, and serves no locks once {} of them are lost, as with one server less",
-                even / 2
-            ),
-            "add or remove one",
-        )),
-        odd => Some(Finding::ok(format!(
-            "the ensemble has {odd} voting servers"
-        ))),
-    }
+    (voters > 0).then(|| Finding::voters("the ensemble", voters))
 }
 
 /// How long to retry when the servers do not serve.

@@ -66,6 +66,21 @@ impl Finding {
         }
     }
 
+    /// Judges how many members vote: an even number survives no more losses than one member less. `group`: such as
+    /// `"the ensemble"`.
+    #[must_use]
+    pub fn voters(group: &str, voters: usize) -> Self {
+        let has = format!("{group} has {voters} voting members");
+        if voters % 2 == 1 {
+            return Self::ok(has);
+        }
+        let served = format!(
+            "{has}, and serves no locks once {} of them are lost, as with one member less",
+            voters / 2
+        );
+        Self::warning(served, "add or remove one")
+    }
+
     /// Compares the server's clock, as time since 1970, with that of this machine.
     ///
     /// No lease depends on the difference, but the first fencing tokens of a name begin at the server's time.

@@ -95,5 +95,7 @@ pub use record_store::{
 pub use server_clock::ServerClock;
 pub use subscriptions::{Subscriber, Subscriptions, channel_of, hash_of};
 pub use table::{TableName, TableSettings};
-pub use url::{parse_span, split_settings, split_url, unknown_setting};
+pub use url::{
+    encode_segment, parse_login, parse_span, split_settings, split_url, unknown_setting,
+};
 pub use wake_ups::WakeUps;

@@ -1,7 +1,7 @@
 //! URL settings: dlock's own query parameters in a store's URL.
 
 use crate::{driver::Result, error::DriverError};
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::time::Duration;
 
 /// Splits a URL into the native client's part and dlock's own settings.
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The native part is the URL without the parameters that begin with `dlock.`, otherwise unchanged byte for
 /// byte. The settings are decoded, in order. `known` are the keys that a URL of this store may have, dlock's
 /// and the native client's: a client that ignores a misspelt key would run with other settings than its user
-/// wrote. The lease and the poll interval of a URL (`dlock.lease`, `dlock.poll`) are not among them: the facade takes
+/// wrote. The lease and the poll interval of a URL (`dlock.lease`, `dlock.poll`, `dlock.presence`) are not among them: the facade takes
 /// them out before a driver sees the URL.
 ///
 /// # Errors
@@ -95,6 +95,41 @@ pub fn unknown_setting(store: &str, key: &str, known: &[&str]) -> DriverError {
     let known = known.join(", ");
     let message = format!("the {store} URL has an unknown setting {key:?}; known: {known}");
     DriverError::misuse(message)
+}
+
+/// A log-in in a URL, `user:password`, each percent-encoded where needed.
+///
+/// # Errors
+/// `Misuse` where it is not of that form. The message quotes nothing of it.
+pub fn parse_login(store: &str, text: &str) -> Result<(String, String)> {
+    let plain = |text: &str| percent_decode_str(text).decode_utf8().map(String::from);
+    if let Some((user, password)) = text.split_once(':')
+        && let (Ok(user), Ok(password)) = (plain(user), plain(password))
+        && !user.is_empty()
+    {
+        return Ok((user, password));
+    }
+    Err(DriverError::misuse(format!(
+        "a log-in in the {store} URL is user:password, percent-encoded where needed"
+    )))
+}
+
+/// Encodes a name as one segment of a path: all bytes but letters, digits and `- _ . : @ = + ,` become `%XX`.
+/// A beginning of a name becomes a beginning of its code. Percent-decoding gives the name back.
+///
+/// Drivers store names so: another encoding would lose the locks of older clients.
+#[must_use]
+pub fn encode_segment(name: &str) -> String {
+    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+        .remove(b'-')
+        .remove(b'_')
+        .remove(b'.')
+        .remove(b':')
+        .remove(b'@')
+        .remove(b'=')
+        .remove(b'+')
+        .remove(b',');
+    utf8_percent_encode(name, ENCODED).to_string()
 }
 
 /// A time in a setting: `500ms`, `10s`, `2m`. `None`: it is none of these.

@@ -451,11 +451,11 @@ impl ClientBuilder {
         let engine = Arc::new(Engine {
             watchdog: Arc::new(Watchdog::new(caps.renew_batch)),
             store: caps.store.as_str().into(),
-            calls: Arc::new(CallContext::new(
-                handle.clone(),
-                self.clock.clone(),
+            calls: Arc::new(CallContext {
+                handle: handle.clone(),
+                clock: self.clock.clone(),
                 deadlines,
-            )),
+            }),
             info: Arc::new(self.info),
             cleanup: Cleanup::default(),
             poll_interval: self.poll_interval,

@@ -105,10 +105,6 @@ async fn trial(engine: &Engine, lease: Lease) -> Result<Duration, (&'static str,
 }
 
 async fn release_now(engine: &Engine, release: Release) -> Result<(), Error> {
-    debug_assert!(
-        matches!(release.holds, Holds::One(_)),
-        "as `Release::new` makes it"
-    );
     let driver = Arc::clone(&engine.driver);
     let released = async move { driver.release(&release).await };
     match engine.ask(Effect::Unknown, released).await? {

@@ -312,6 +312,23 @@ impl DriverError {
     pub fn effect(&self) -> Effect {
         self.effect
     }
+
+    /// The error and its source, in one line.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::driver::DriverError;
+    ///
+    /// let error = DriverError::unavailable("no connection").with_source("connection refused");
+    /// assert_eq!(error.chain(), "no connection: connection refused");
+    /// ```
+    #[must_use]
+    pub fn chain(&self) -> String {
+        match &self.source {
+            Some(source) => format!("{self}: {source}"),
+            None => self.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for DriverError {

@@ -1,4 +1,4 @@
-//! Runtime checks: a tokio runtime that lacks something is the caller's not a panic.
+//! Runtime checks: a tokio runtime without timers is an error for the caller, not a panic.
 
 use crate::error::DriverError;
 use std::{panic::catch_unwind, time::Duration};

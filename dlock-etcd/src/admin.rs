@@ -100,10 +100,7 @@ impl Inner {
         let mut found = Vec::new();
         for (name, line) in names {
             let shown = self.snapshot(&name, &line, false).await?;
-            if !shown.holders.is_empty()
-                || shown.unavailable_for.is_some()
-                || shown.damaged.is_some()
-            {
+            if !shown.is_free() {
                 found.push(shown);
             }
         }

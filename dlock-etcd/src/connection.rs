@@ -274,12 +274,11 @@ impl Connection {
     /// Runs a request to its end, also when its caller is gone.
     pub(crate) async fn detached<T: Send + 'static>(
         &self,
-        runtime: &Handle,
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let link = self.link().await?;
         let answer = link
-            .answered(runtime.spawn(timeout(LONGEST, request)))
+            .answered(self.runtime.spawn(timeout(LONGEST, request)))
             .await;
         match answer {
             Ok(Ok(answer)) => answer,

@@ -181,9 +181,7 @@ impl DistributedLock for EtcdDriver {
         // A request that its caller gave up is executed all the same: a server drops one whose stream was reset.
         let (inner, req) = (Arc::clone(&self.inner), req.clone());
         let release = async move { inner.release(&req).await };
-        (self.inner.connection)
-            .detached(&self.inner.runtime, release)
-            .await
+        self.inner.connection.detached(release).await
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {

@@ -168,7 +168,7 @@ pub(crate) fn list(
             return Ok(Page::new(found, next));
         }
         let shown = entry.snapshot(&state.clients, now, name, wake);
-        if !shown.holders.is_empty() || shown.unavailable_for.is_some() {
+        if !shown.is_free() {
             found.push(shown);
         }
         next = Some(Cursor([CURSOR, name.as_str().as_bytes()].concat()));

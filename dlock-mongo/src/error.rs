@@ -139,14 +139,9 @@ fn half_done(cause: &NativeError) -> DriverError {
     let error = failed(cause);
     let answered = matches!(&*cause.kind, Native::Command(_) | Native::Write(_));
     if answered && !cause.contains_label(NO_WRITES) {
-        return open(error);
+        return error.with_effect(Effect::Unknown);
     }
     error
-}
-
-/// The same error with an unknown effect, because an earlier command may have had one.
-pub(crate) fn open(error: DriverError) -> DriverError {
-    error.with_effect(Effect::Unknown)
 }
 
 /// A release went in a batch, and the name was taken again since. The driver can no longer tell whether that

@@ -146,12 +146,12 @@ impl Values {
         self.array(names.map(|name| to_hex(name.as_str())), "text[]")
     }
 
-    /// The last moment for the statement.
     /// Bounds the wait for a locked row.
     pub(crate) fn wait_at_most(&mut self, ms: u64) {
         self.lock_ms = self.lock_ms.min(ms);
     }
 
+    /// The last moment for the statement.
     fn last(&mut self) -> String {
         self.number(self.last)
     }

@@ -10,7 +10,7 @@ use crate::{
     connection::{ABANDON_AFTER, Stores},
     error::Failures,
     renewals,
-    snapshots::{Seen, is_taken, seen},
+    snapshots::{Seen, seen},
     votes::most,
 };
 use async_trait::async_trait;
@@ -207,7 +207,7 @@ impl DistributedLock for QuorumDriver {
                 .any(|at| seen.is_taken_at(at))
         };
         let new = shown.into_iter().filter(is_new).map(|seen| seen.agreed);
-        let found = new.filter(is_taken).collect();
+        let found = new.filter(|seen| !seen.is_free()).collect();
         let done = walked | 1 << at;
         let covered = usize::try_from(done.count_ones()).unwrap_or(0);
         let next = match page.next {

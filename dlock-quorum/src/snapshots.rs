@@ -17,13 +17,8 @@ pub(crate) struct Seen {
 impl Seen {
     /// Whether that store has something to show.
     pub(crate) fn is_taken_at(&self, at: usize) -> bool {
-        self.each.get(&at).is_some_and(is_taken)
+        self.each.get(&at).is_some_and(|seen| !seen.is_free())
     }
-}
-
-/// Whether a listing shows it.
-pub(crate) fn is_taken(seen: &Snapshot) -> bool {
-    !seen.holders.is_empty() || seen.unavailable_for.is_some() || seen.damaged.is_some()
 }
 
 pub(crate) async fn seen(stores: &Arc<Stores>, name: &LockName) -> Result<Seen> {

@@ -73,7 +73,7 @@ impl Acks {
             // Such as `UNBLOCKED`: the server became a replica meanwhile.
             _ => format!("the server did not wait for its replicas: {confirmed:?}"),
         };
-        Some(error::unconfirmed(text))
+        Some(DriverError::unanswered(text))
     }
 }
 

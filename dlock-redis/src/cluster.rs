@@ -177,7 +177,7 @@ impl Cluster {
             match self.diagnose_one(&addr, found.is_empty()).await {
                 Ok(its) => found.extend(its),
                 Err(error) => {
-                    let what = format!("{addr}: {}", error::said(&error));
+                    let what = format!("{addr}: {}", error.chain());
                     found.push(Finding::warning(
                         what,
                         "see why this master does not answer",

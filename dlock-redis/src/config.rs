@@ -178,7 +178,7 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
     }
 
     fn sentinel(&mut self) -> Result<&mut SentinelConfig> {
-        let none = || misuse("BUG: only a URL of sentinels may have this setting".to_owned());
+        let none = || DriverError::misuse("BUG: only a URL of sentinels may have this setting");
         self.sentinels.as_mut().ok_or_else(none)
     }
 
@@ -188,14 +188,14 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
             "dlock.replicas" => {
                 let replicas = value.parse().ok().filter(|it| *it <= MOST_REPLICAS);
                 self.acks.replicas = replicas.ok_or_else(|| {
-                    misuse(format!("{key} must be 0 to {MOST_REPLICAS}, not {value:?}"))
+                    DriverError::misuse(format!("{key} must be 0 to {MOST_REPLICAS}, not {value:?}"))
                 })?;
             }
             "dlock.replicas-timeout" => {
                 let legal = LEAST_WITHIN..=MOST_WITHIN;
                 let within = parse_span(value).filter(|it| legal.contains(it));
                 self.acks.within = within.ok_or_else(|| {
-                    misuse(format!(
+                    DriverError::misuse(format!(
                         "{key} must be a time such as 100ms, from {LEAST_WITHIN:?} to {MOST_WITHIN:?}, not {value:?}"
                     ))
                 })?;
@@ -203,12 +203,12 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
             "dlock.fsync" => {
                 let fsync = value.parse().ok();
                 self.acks.fsync = fsync
-                    .ok_or_else(|| misuse(format!("{key} must be true or false, not {value:?}")))?;
+                    .ok_or_else(|| DriverError::misuse(format!("{key} must be true or false, not {value:?}")))?;
             }
             "dlock.sentinel-user" => self.sentinel()?.user = Some(value.to_owned()),
             "dlock.sentinel-password-file" => {
                 let read = std::fs::read_to_string(value);
-                let password = read.map_err(|cause| misuse(format!("{key}: {value}: {cause}")))?;
+                let password = read.map_err(|cause| DriverError::misuse(format!("{key}: {value}: {cause}")))?;
                 let password = password.trim_end_matches(['\r', '\n']);
                 self.sentinel()?.password = Some(password.to_owned());
             }
@@ -237,7 +237,7 @@ impl SentinelConfig {
         let (name, db) = path.split_once('/').unwrap_or((path, ""));
         let name = percent_decode_str(name).decode_utf8().unwrap_or_default();
         if name.is_empty() || path.contains('@') {
-            return Err(misuse(SENTINEL_URL.to_owned()));
+            return Err(DriverError::misuse(SENTINEL_URL));
         }
         let hosts: Vec<_> = hosts
             .split(',')
@@ -274,7 +274,7 @@ fn split_cluster(url: &str) -> Result<(String, Vec<ConnectionAddr>)> {
     let (rest, query) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
     let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
     if !matches!(db, "" | "0") {
-        return Err(misuse(CLUSTER_URL.to_owned()));
+        return Err(DriverError::misuse(CLUSTER_URL));
     }
     let (login, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
     let hosts: Vec<_> = hosts.split(',').map(|host| with_port(host, 6379)).collect();
@@ -285,7 +285,7 @@ fn split_cluster(url: &str) -> Result<(String, Vec<ConnectionAddr>)> {
 fn addresses(scheme: &str, hosts: &[String], form: &str) -> Result<Vec<ConnectionAddr>> {
     let addr = |(at, host): (usize, &String)| {
         // The text may be a part of a password that is not percent-encoded.
-        let wrong = |_| misuse(format!("host {} of the URL is no address: {form}", at + 1));
+        let wrong = |_| DriverError::misuse(format!("host {} of the URL is no address: {form}", at + 1));
         let info = format!("{scheme}://{host}").into_connection_info();
         info.map(|info| info.addr().clone()).map_err(wrong)
     };
@@ -298,10 +298,6 @@ fn with_port(host: &str, default: u16) -> String {
         true => host.to_owned(),
         false => format!("{host}:{default}"),
     }
-}
-
-fn misuse(message: String) -> DriverError {
-    DriverError::new(ErrorKind::Misuse, message)
 }
 
 const CLUSTER_URL: &str = "a URL of a cluster is redis+cluster://user:password@host:6379,host:6379/, without a database: a cluster has one";
@@ -390,7 +386,7 @@ impl FromStr for RedisConfig {
             let message = format!(
                 "dlock.sentinel-user needs a password: set ${SENTINEL_PASSWORD}, or dlock.sentinel-password-file"
             );
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         Ok(config)
     }
@@ -478,7 +474,7 @@ impl FromStr for Prefix {
             let message = format!(
                 "the prefix {prefix:?} must have 1 to 64 bytes and no braces, blanks or control characters"
             );
-            return Err(misuse(message));
+            return Err(DriverError::misuse(message));
         }
         Ok(Self(prefix.to_owned()))
     }

@@ -364,7 +364,7 @@ impl Connection {
         let failure = error::failed(cause);
         if failure.link {
             // Requests that find no link meanwhile report why the last one failed.
-            self.lost(link.id, Some(error::said(&failure.error).into()));
+            self.lost(link.id, Some(failure.error.chain().into()));
         }
         failure.error
     }
@@ -542,7 +542,7 @@ async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
         match shared.dial(pause).await {
             Ok(link) => return shared.publish(link, |_| true),
             Err(error) => {
-                let why = error::said(&error);
+                let why = error.chain();
                 tracing::debug!(%why, "redis: reconnecting");
                 shared.state.send_if_modified(|state| {
                     if let State::Down(last) = state {

@@ -308,7 +308,7 @@ impl DistributedLock for RedisDriver {
         let snapshots: Vec<_> = names.map(|name| self.snapshot(name)).collect();
         let snapshots = stream::iter(snapshots).buffered(A_SCRIPT);
         let mut shown: Vec<Snapshot> = snapshots.try_collect().await?;
-        shown.retain(|name| !name.holders.is_empty() || name.unavailable_for.is_some());
+        shown.retain(|name| !name.is_free());
         Ok(Page::new(shown, next))
     }
 

@@ -195,11 +195,6 @@ pub(crate) fn unanswered() -> DriverError {
     DriverError::unanswered("the server did not answer in time")
 }
 
-/// The request was executed, and too little confirmed it.
-pub(crate) fn unconfirmed(what: String) -> DriverError {
-    DriverError::unanswered(what)
-}
-
 /// The server cannot tell what replicas or disks have.
 pub(crate) fn cannot_wait(fsync: bool, cause: RedisError) -> DriverError {
     let text = cause.to_string();
@@ -318,14 +313,6 @@ fn by_text(text: &str) -> Option<&'static Class> {
         let mut phrases = TABLE.iter().filter(|class| class.code.contains(' '));
         phrases.find(|class| text.contains(class.code))
     })
-}
-
-/// The error and its source, in one line.
-pub(crate) fn said(error: &DriverError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }
 
 #[cfg(test)]

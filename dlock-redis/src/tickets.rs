@@ -14,14 +14,9 @@ use std::{
 /// The tickets that are queued, or are about to be.
 #[derive(Default)]
 pub(crate) struct Tickets {
-    kept: Mutex<Kept>,
+    standing: Mutex<HashMap<Ticket, Standing>>,
     /// The last hold that a turn brought.
     brought: AtomicU64,
-}
-
-#[derive(Default)]
-struct Kept {
-    standing: HashMap<Ticket, Standing>,
 }
 
 /// The state of one ticket.
@@ -74,7 +69,7 @@ impl Tickets {
     /// Remembers the ticket from now on, until it is taken or has left; later answers change nothing.
     /// Returns the same as [`place`](Self::place).
     pub(crate) fn enters(&self, ticket: Ticket) -> Stand {
-        self.kept().standing.entry(ticket).or_default().place()
+        self.standing().entry(ticket).or_default().place()
     }
 
     /// The same for a ticket that is queued only if another one is granted.
@@ -86,8 +81,8 @@ impl Tickets {
     /// The place of a ticket in the next request, and whether its turn came; `None`: at the end. The
     /// first turn that lapses costs nothing; each further one costs the place.
     pub(crate) fn place(&self, ticket: Option<Ticket>) -> Stand {
-        let kept = self.kept();
-        let standing = ticket.and_then(|ticket| kept.standing.get(&ticket));
+        let all = self.standing();
+        let standing = ticket.and_then(|ticket| all.get(&ticket));
         standing.map_or_else(Stand::default, Standing::place)
     }
 
@@ -101,8 +96,8 @@ impl Tickets {
         token: Option<FencingToken>,
         another: bool,
     ) -> bool {
-        let mut kept = self.kept();
-        let Some(standing) = kept.standing.get_mut(&ticket) else {
+        let mut all = self.standing();
+        let Some(standing) = all.get_mut(&ticket) else {
             return another;
         };
         standing.place = place;
@@ -118,7 +113,7 @@ impl Tickets {
 
     /// Records the ticket's first place in the queue.
     pub(crate) fn stands(&self, ticket: Ticket, place: QueuePosition) {
-        if let Some(standing) = self.kept().standing.get_mut(&ticket) {
+        if let Some(standing) = self.standing().get_mut(&ticket) {
             standing.place = Some(place);
         }
     }
@@ -126,7 +121,7 @@ impl Tickets {
     /// Records that the ticket became that hold. Returns whether a notification was missed: a ticket
     /// that was refused before is granted only after a notification.
     pub(crate) fn taken(&self, ticket: Ticket, hold: HoldId) -> bool {
-        let Some(standing) = self.kept().standing.remove(&ticket) else {
+        let Some(standing) = self.standing().remove(&ticket) else {
             return false;
         };
         if standing.turned {
@@ -143,23 +138,23 @@ impl Tickets {
 
     /// Removes a ticket that has left.
     pub(crate) fn forget(&self, ticket: Ticket) {
-        self.kept().standing.remove(&ticket);
+        self.standing().remove(&ticket);
     }
 
     /// Records a notification: that the ticket is first, or that its turn came.
     pub(crate) fn told(&self, ticket: Ticket, turn: bool) {
-        if let Some(standing) = self.kept().standing.get_mut(&ticket) {
+        if let Some(standing) = self.standing().get_mut(&ticket) {
             standing.told = true;
             standing.turned |= turn;
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.kept().standing.len()
+        self.standing().len()
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn standing(&self) -> MutexGuard<'_, HashMap<Ticket, Standing>> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -168,8 +163,8 @@ pub(crate) struct Awaited<'a>(&'a Tickets, Ticket);
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        let mut kept = self.0.kept();
-        if let Entry::Occupied(entry) = kept.standing.entry(self.1)
+        let mut all = self.0.standing();
+        if let Entry::Occupied(entry) = all.entry(self.1)
             && entry.get().place.is_none()
         {
             entry.remove();

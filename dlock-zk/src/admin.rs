@@ -109,7 +109,7 @@ impl Session {
         let mut found = Vec::new();
         while let Some(seen) = listing.next().await {
             let seen = seen?;
-            if seen.holds > 0 || seen.unavailable_for.is_some() || seen.damaged.is_some() {
+            if !seen.is_free() {
                 found.push(seen);
             }
         }

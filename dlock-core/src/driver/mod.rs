@@ -165,7 +165,8 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
 
     /// Frees the name, whatever owner holds it, if `only` is `None` or its token. Then it serves the queue.
     ///
-    /// - `admin`: another token: `Changed`, nothing changed. - `admin`: a free name: `WasFree`.
+    /// - `admin`: another token: `Changed`, nothing changed.
+    /// - `admin`: a free name: `WasFree`.
     /// - `admin`: frees what was unavailable or reserved. The token counter stays; the queue goes on.
     /// - `admin`: holders learn it at their next `renew`, as `NotHeld`.
     ///

@@ -201,7 +201,6 @@ impl HolderInfo {
         }
     }
 
-    /// The same for a hold that depends on a presence.
     /// What is left of it when the process that said it has released its hold, and others are inside.
     pub(crate) fn of_another(&self) -> Self {
         Self {
@@ -210,6 +209,7 @@ impl HolderInfo {
         }
     }
 
+    /// The same for a hold that depends on a presence.
     pub(crate) fn depending_on(&self, presence: HoldId) -> Self {
         Self {
             presence: Some(presence),

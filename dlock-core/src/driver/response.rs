@@ -300,6 +300,20 @@ impl Snapshot {
         }
     }
 
+    /// Whether the lock can be acquired: a listing leaves it out.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::Snapshot;
+    ///
+    /// assert!(Snapshot::free("orders:42".parse()?).is_free());
+    /// # Ok::<(), dlock_core::NameError>(())
+    /// ```
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.holders.is_empty() && self.unavailable_for.is_none() && self.damaged.is_none()
+    }
+
     /// A name whose record cannot be read.
     ///
     /// # Examples

@@ -35,16 +35,6 @@ pub(crate) struct CallContext {
     pub(crate) deadlines: Arc<Deadlines>,
 }
 
-impl CallContext {
-    pub(crate) fn new(handle: Handle, clock: Clock, deadlines: Arc<Deadlines>) -> Self {
-        Self {
-            handle,
-            clock,
-            deadlines,
-        }
-    }
-}
-
 /// The unfinished rest of a call.
 type Rest<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 

@@ -4,7 +4,7 @@
 use crate::{
     clock::{Clock, Instant},
     driver::Ticket,
-    engine::{caller::Caller, metrics::Class, presence::Presence, watchdog::key::Key},
+    engine::{caller::Caller, metrics::Class, presence::Presence, watchdog::Key},
     error::LossReason,
     lease::Lease,
     name::LockName,
@@ -124,7 +124,7 @@ const LOST: u8 = 4; // and up: LOST + the reason's index in REASONS
 const NOT_HELD: u8 = LOST + 1;
 const SHUT_DOWN: u8 = LOST + 3;
 
-const REASONS: [LossReason; 5] = [
+pub(crate) const REASONS: [LossReason; 5] = [
     LossReason::Deadline,
     LossReason::NotHeld,
     LossReason::Session,

@@ -213,15 +213,6 @@ const RELEASE: [&str; 6] = [
 ];
 
 #[cfg(feature = "metrics")]
-const LOST: [LossReason; 5] = [
-    LossReason::Deadline,
-    LossReason::NotHeld,
-    LossReason::Session,
-    LossReason::Shutdown,
-    LossReason::Presence,
-];
-
-#[cfg(feature = "metrics")]
 struct Instruments {
     acquire: [Counter; ACQUIRE.len()],
     acquire_seconds: Histogram,
@@ -229,7 +220,7 @@ struct Instruments {
     wait_seconds: Histogram,
     holds: Gauge,
     held_seconds: [Histogram; HELD.len()],
-    lost: [Counter; LOST.len()],
+    lost: [Counter; REASONS.len()],
     renewed: Counter,
     uncertain: Counter,
     slack: Histogram,
@@ -297,7 +288,7 @@ impl Class {
             wait_seconds: histogram!("dlock_wait_seconds", &labels()),
             holds: gauge!("dlock_holds", &labels()),
             held_seconds: HELD.map(held),
-            lost: LOST.map(lost),
+            lost: REASONS.map(lost),
             renewed: renew("renewed"),
             uncertain: renew("uncertain"),
             slack: histogram!("dlock_renew_slack_ratio", &labels()),
@@ -338,7 +329,7 @@ impl Class {
         };
         self.0.held_seconds[place].record(held);
         if let HoldEnd::Lost(reason) = end
-            && let Some(at) = LOST.iter().position(|of| *of == reason)
+            && let Some(at) = REASONS.iter().position(|of| *of == reason)
         {
             self.0.lost[at].increment(1);
         }

@@ -13,23 +13,15 @@ tokio::task_local! {
     static SCOPE: Arc<Frame>;
 }
 
-/// One scope, with a link to the enclosing one.
-struct Frame {
+/// One scope, with the identity with which an acquire re-enters, and a link to the enclosing one.
+pub(crate) struct Frame {
     store: Arc<str>,
     name: LockName,
-    owner: Owner,
-    token: FencingToken,
-    reusable: bool,
-    presence: Option<Arc<Presence>>,
-    outer: Option<Arc<Self>>,
-}
-
-/// The identity with which an acquire re-enters.
-pub(crate) struct Entered {
     pub(crate) owner: Owner,
     pub(crate) token: FencingToken,
     pub(crate) reusable: bool,
     pub(crate) presence: Option<Arc<Presence>>,
+    outer: Option<Arc<Self>>,
 }
 
 /// Runs `work` inside the scope of a hold.
@@ -46,20 +38,14 @@ pub(crate) async fn enter<F: Future>(store: &Arc<str>, hold: &Hold, work: F) -> 
     SCOPE.scope(frame, work).await
 }
 
-/// The identity for an acquire of this name, when the task is inside a scope of it; the innermost scope
-/// counts.
-pub(crate) fn entered(store: &str, name: &LockName) -> Option<Entered> {
+/// The innermost scope of this name that the task is inside.
+pub(crate) fn entered(store: &str, name: &LockName) -> Option<Arc<Frame>> {
     SCOPE
         .try_with(|frame| {
             let mut frame = Some(frame);
             while let Some(found) = frame {
                 if found.name == *name && *found.store == *store {
-                    return Some(Entered {
-                        owner: found.owner,
-                        token: found.token,
-                        reusable: found.reusable,
-                        presence: found.presence.clone(),
-                    });
+                    return Some(Arc::clone(found));
                 }
                 frame = found.outer.as_ref();
             }

@@ -50,7 +50,7 @@
 //!   would decide.
 //! - A request that a few seconds leave without an answer is unanswered too, and the connection is given up: behind a
 //!   lost answer nothing more may come. Renewals go over it.
-//! - Who connects must not be a caller that is polled no more, while the others wait for it: [`in_runtime`].
+//! - A task that connects while others wait for it must go on when its caller is no longer polled: [`in_runtime`].
 //! - A client may keep a request while it is disconnected, and send it later: so it must carry its not-after.
 //!
 //! The first connection is tried once, so that a program learns at its start that it cannot work.

@@ -199,10 +199,10 @@ impl Engine {
             if outer.owner.mode() != Mode::Exclusive {
                 return Err(Error::shared());
             }
-            let presence = match outer.presence {
+            let presence = match &outer.presence {
                 Some(presence) => {
-                    self.may_depend_on(&presence, &options.terms)?;
-                    Dependence::On(presence)
+                    self.may_depend_on(presence, &options.terms)?;
+                    Dependence::On(Arc::clone(presence))
                 }
                 None => Dependence::None,
             };

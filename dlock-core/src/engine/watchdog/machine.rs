@@ -6,7 +6,6 @@
 //! store then granted, less the margin (the validity of the Redlock description, counted from the send). No
 //! reply can therefore make a hold last longer than the store has it.
 
-use super::key::Key;
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
@@ -19,6 +18,10 @@ use std::{
     collections::{BTreeSet, HashSet, hash_map::Entry as Slot},
     time::Duration,
 };
+
+/// The id of a hold's entry in the watchdog. Never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Key(u64);
 
 /// The id of a batch in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -291,14 +294,10 @@ impl<T: Clone> Machine<T> {
     }
 
     /// Gives everything up, for shutdown.
-    pub(crate) fn drain(&mut self) -> Vec<T> {
+    pub(crate) fn clear(&mut self) {
         self.timers.clear();
         self.batches.clear();
-        let mut left: Vec<_> = self.entries.drain().collect();
-        left.sort_by_key(|(key, _)| *key);
-        left.into_iter()
-            .map(|(_, entry)| entry.watched.what)
-            .collect()
+        self.entries.clear();
     }
 
     /// Lets an entry that is nearly due join a batch that is due, so that holds taken one after the other

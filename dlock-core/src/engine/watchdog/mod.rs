@@ -5,12 +5,11 @@
 //! the requests that the machine decides on, and feeds the answers back. Renewals run beside it, one task
 //! per batch: no timer ever waits for one.
 
-pub(crate) mod key;
 mod machine;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use machine::{Renewal, Watched};
+pub(crate) use machine::{Key, Renewal, Watched};
 
 use crate::{
     clock::Instant,
@@ -24,7 +23,6 @@ use crate::{
     error::{DriverError, LossReason, micros},
     lease::Lease,
 };
-use key::Key;
 use machine::{Action, Answer, Batch, Machine};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -101,11 +99,11 @@ impl Watchdog {
         }
     }
 
-    /// Stops renewing. Returns the holds that were still watched.
-    pub(crate) fn stop(&self) -> Vec<Arc<Hold>> {
+    /// Stops renewing.
+    pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
-        state.machine.drain()
+        state.machine.clear();
     }
 
     fn state(&self) -> MutexGuard<'_, Watch> {

@@ -402,9 +402,7 @@ impl<B: Batch> Drop for Slot<B> {
 /// ```
 #[must_use]
 pub fn again(error: &DriverError) -> DriverError {
-    let cause =
-        std::error::Error::source(error).map_or_else(String::new, |cause| format!(": {cause}"));
-    DriverError::new(error.kind(), format!("{error}{cause}"))
+    DriverError::new(error.kind(), error.chain())
         .with_retry(error.retry())
         .with_effect(error.effect())
 }

@@ -334,7 +334,7 @@ impl<D: Dialer> Connections<D> {
             let first = || Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
             trouble.until = now + trouble.backoff.get_or_insert_with(first).pause();
         }
-        trouble.why = Some(said(error).into());
+        trouble.why = Some(error.chain().into());
     }
 
     /// Stops lending connections. Idle ones are closed now, and those in use when they are returned.
@@ -495,13 +495,6 @@ impl<D: Dialer> fmt::Debug for Lent<'_, D> {
         f.debug_struct("Lent")
             .field("unsettled", &self.unsettled)
             .finish_non_exhaustive()
-    }
-}
-
-fn said(error: &DriverError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
     }
 }
 

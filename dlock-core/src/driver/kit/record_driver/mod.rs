@@ -56,7 +56,7 @@ struct Requests<S> {
     clock: Clock,
     sweeps: Sweeps,
     repeats: AtomicU64,
-    /// Who lost a race for a record repeats its step while it has the gate of the name, so that requests of this client
+    /// A request that lost a race for a record repeats its step while it has the gate of the name, so that requests of this client
     /// do not lose one race after the other to each other: many of them share one name.
     gates: [Mutex<()>; GATES],
 }

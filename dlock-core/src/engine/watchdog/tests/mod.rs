@@ -8,10 +8,7 @@ mod batches;
 mod random;
 mod timers;
 
-use super::{
-    key::Key,
-    machine::{Action, Answer, Batch, BatchId, Machine, Renewal, Watched},
-};
+use super::machine::{Action, Answer, Batch, BatchId, Key, Machine, Renewal, Watched};
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},

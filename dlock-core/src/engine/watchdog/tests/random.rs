@@ -4,10 +4,7 @@ use super::{Answer, Bench, Did, GONE, at, fixed, kept, ms, proven};
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
-    engine::watchdog::{
-        key::Key,
-        machine::{BatchId, Watched},
-    },
+    engine::watchdog::machine::{BatchId, Key, Watched},
 };
 use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 use std::{

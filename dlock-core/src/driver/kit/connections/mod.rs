@@ -30,7 +30,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit},
+    task::JoinHandle,
+};
 
 /// All connections of a driver.
 ///
@@ -119,6 +122,9 @@ struct List<D: Dialer> {
     idle: Mutex<Vec<Link<D>>>,
     /// Notified when a connection was returned.
     back: Notify,
+    /// What requests began to open and had no time to wait for. The next request does, so that one whose time is
+    /// shorter than a log-in gets a connection in the end.
+    dialing: Mutex<Vec<JoinHandle<Result<Link<D>>>>>,
 }
 
 impl<D: Dialer> List<D> {
@@ -127,7 +133,12 @@ impl<D: Dialer> List<D> {
             permits: Semaphore::new(most),
             idle: Mutex::default(),
             back: Notify::new(),
+            dialing: Mutex::default(),
         }
+    }
+
+    fn dialing(&self) -> MutexGuard<'_, Vec<JoinHandle<Result<Link<D>>>>> {
+        self.dialing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Link<D>>> {
@@ -282,17 +293,28 @@ impl<D: Dialer> Connections<D> {
                 return Err(unreachable(why.as_deref()));
             }
             if until > now {
+                // A server that has no room for one more connection serves over those of the other list.
+                let other = [&self.work, &self.renewals].map(|list| list.pop(now));
+                if let Some(link) = other.into_iter().flatten().next() {
+                    return Ok(link);
+                }
                 tokio::select! {
                     () = list.back.notified() => {}
                     () = self.clock.sleep_until(until.min(give_up)) => {}
                 }
                 continue;
             }
+            let begun = list.dialing().pop();
+            let mut dialing = begun.unwrap_or_else(|| tokio::spawn(self.dial()));
             let dialled = tokio::select! {
-                dialled = self.dial() => dialled,
-                () = self.clock.sleep_until(give_up) => return Err(unreachable(why.as_deref())),
+                dialled = &mut dialing => dialled,
+                () = self.clock.sleep_until(give_up) => {
+                    list.dialing().push(dialing);
+                    return Err(unreachable(why.as_deref()));
+                }
             };
-            match dialled {
+            match dialled.unwrap_or_else(|_| Err(unreachable(None))) {
+                Ok(link) if self.is_stale(&link) => {}
                 Ok(link) => {
                     *self.trouble() = Trouble::default();
                     return Ok(link);
@@ -303,23 +325,31 @@ impl<D: Dialer> Connections<D> {
         }
     }
 
-    async fn dial(&self) -> Result<Link<D>> {
+    /// Whether a connection was opened before all were closed, or so long ago that the server may have ended it.
+    fn is_stale(&self, link: &Link<D>) -> bool {
+        link.age != self.age.load(Ordering::Relaxed) || self.clock.now().since(link.used) > IDLE
+    }
+
+    fn dial(&self) -> impl Future<Output = Result<Link<D>>> + Send + 'static {
+        let (dialer, clock, within) = (Arc::clone(&self.dialer), self.clock.clone(), self.within);
         let age = self.age.load(Ordering::Relaxed);
-        let dialled = tokio::time::timeout(self.within, self.dialer.dial()).await;
-        let Dialed { session, time } = match dialled {
-            Ok(dialled) => dialled?,
-            Err(_) => return Err(unreachable(Some("no answer while connecting"))),
-        };
-        let (server, now) = (ServerClock::new(), self.clock.now());
-        server.observe(time, now);
-        Ok(Link {
-            session,
-            age,
-            server,
-            timed: now,
-            used: now,
-            timer: Arc::default(),
-        })
+        async move {
+            let dialled = tokio::time::timeout(within, dialer.dial()).await;
+            let Dialed { session, time } = match dialled {
+                Ok(dialled) => dialled?,
+                Err(_) => return Err(unreachable(Some("no answer while connecting"))),
+            };
+            let (server, now) = (ServerClock::new(), clock.now());
+            server.observe(time, now);
+            Ok(Link {
+                session,
+                age,
+                server,
+                timed: now,
+                used: now,
+                timer: Arc::default(),
+            })
+        }
     }
 
     fn trouble(&self) -> MutexGuard<'_, Trouble> {
@@ -346,6 +376,7 @@ impl<D: Dialer> Connections<D> {
         for list in [&self.work, &self.renewals] {
             list.permits.close();
             list.back.notify_waiters();
+            list.dialing().drain(..).for_each(|begun| begun.abort());
             let idle = std::mem::take(&mut *list.idle());
             for link in idle {
                 // A connection that cannot say goodbye is closed by being dropped.

@@ -31,6 +31,8 @@ struct Counting {
     refuses: Mutex<Option<RetryClass>>,
     tells_no_time: AtomicBool,
     endless: bool,
+    /// How long it takes to open a connection.
+    takes: Duration,
 }
 
 struct Session {
@@ -44,6 +46,7 @@ impl Dialer for Counting {
 
     async fn dial(&self) -> Result<Dialed<Session>> {
         let id = self.dialled.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(self.takes).await;
         let endless = self.endless;
         match *self.refuses.lock().unwrap() {
             Some(retry) => Err(DriverError::unavailable("no room").with_retry(retry)),
@@ -263,4 +266,41 @@ async fn a_closed_list_lends_nothing_and_takes_nothing_back() {
         assert_eq!(refused.kind(), ErrorKind::ShuttingDown);
     }
     all.first().await.unwrap_err();
+}
+
+/// As on a server at its `max_connections`: what was granted over one list has to be renewed over the other.
+#[tokio::test(start_paused = true)]
+async fn a_server_without_room_serves_renewals_over_the_connections_of_requests() {
+    let all = connections(Counting::default(), 2);
+    assert_eq!(next(&all).await, 0);
+    *all.dialer.refuses.lock().unwrap() = Some(RetryClass::Later);
+    for _ in 0..2 {
+        let mut lent = all.lend(renewal(&all)).await.unwrap();
+        assert_eq!(lent.session().id, 0);
+        lent.settle(Ok(())).unwrap();
+    }
+    assert_eq!(next(&all).await, 0, "and the other way round");
+}
+
+/// Otherwise a lease whose renewals have less time than a log-in takes would never be renewed.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_takes_longer_than_its_request_serves_a_later_one() {
+    let takes = Duration::from_millis(500);
+    let all = connections(
+        Counting {
+            takes,
+            ..Counting::default()
+        },
+        2,
+    );
+    let brief = || Call {
+        give_up: all.clock.now() + takes * 2 / 5,
+        ..renewal(&all)
+    };
+    for _ in 0..2 {
+        let error = all.lend(brief()).await.map(drop).unwrap_err();
+        assert_eq!(error.effect(), Effect::None);
+    }
+    assert_eq!(all.lend(brief()).await.unwrap().session().id, 0);
+    assert_eq!(all.dialer.dialled.load(Ordering::Relaxed), 1);
 }

@@ -16,7 +16,7 @@ type Class = ErrorClass<&'static str, ConnectionOutcome>;
 /// refuses or interrupts it has rolled it back. If the answer is lost, or the server was shutting down, the effect is
 /// unknown.
 #[rustfmt::skip]
-const TABLE: [Class; 26] = {
+const TABLE: [Class; 27] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use ConnectionOutcome::{AllClosed, Closed, Kept};
@@ -46,6 +46,7 @@ const TABLE: [Class; 26] = {
         Class::new("42P10", Misuse, Never, None, Kept, NOT_UNIQUE),
         Class::new("44", Unsupported, Never, None, Kept, REFUSED),
         Class::new("53", Unavailable, Later, None, Kept, "the server has no room for the request"),
+        Class::new("54", Unavailable, Later, None, Kept, "a limit of the server is reached, such as that of its queue of notifications"),
         Class::new("55000", Misuse, Never, None, Kept, NOT_UNIQUE),
         Class::new("55P03", Unavailable, Now, None, Kept, LOCKED),
         Class::new("57014", Unavailable, Now, None, Kept, LOCKED),

@@ -13,7 +13,10 @@ use crate::{
 };
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Finding, Result, kit::Backoff},
+    driver::{
+        DriverError, Finding, Result,
+        kit::{Backoff, Class},
+    },
 };
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, Stat, StatxAttributes, StatxFlags, access, mknodat, stat,
@@ -157,6 +160,8 @@ impl LockFile {
             .filename(&self.path)
             .busy_timeout(BUSY)
             .synchronous(SqliteSynchronous::Normal)
+            // A statement that answers with more rows than this keeps the file locked until the program reads them.
+            .row_buffer_size(commands::RENEW_BATCH + 1)
             .thread_name(|_| "dlock-sqlite".to_owned())
             .disable_statement_logging();
         let mut native = options.connect().await.map_err(unopened)?;
@@ -256,6 +261,8 @@ fn unreadable(path: &Path, cause: io::Error) -> DriverError {
 pub(crate) struct Connection {
     lock_file: LockFile,
     state: Mutex<State>,
+    /// Requests that are no renewals queue here, so that at most one of them is before a renewal.
+    others: Mutex<()>,
     closed: AtomicBool,
 }
 
@@ -274,13 +281,19 @@ impl Connection {
                 native: Some(native),
                 unsettled: false,
             }),
+            others: Mutex::default(),
             closed: AtomicBool::new(false),
         })
     }
 
     /// Checks the connection out for one request, and reopens the file if needed.
-    pub(crate) async fn checkout(&self) -> Result<Checkout<'_>> {
+    pub(crate) async fn checkout(&self, class: Class) -> Result<Checkout<'_>> {
+        let turn = match class {
+            Class::Renewal => None,
+            Class::Acquire | Class::Work => Some(self.others.lock().await),
+        };
         let mut state = self.state.lock().await;
+        drop(turn);
         if self.closed.load(Ordering::Relaxed) {
             return Err(error::closed());
         }

@@ -104,7 +104,10 @@ mod tests {
     use crate::{commands::PAGE, config::SqliteConfig, machine::Machine};
     use dlock_core::{
         Clock, HoldId, Lease, LockName, Owner,
-        driver::{Acquire, Acquired, DistributedLock, Release, kit::RecordStore},
+        driver::{
+            Acquire, Acquired, DistributedLock, Release,
+            kit::{Class, RecordStore},
+        },
     };
     use std::{path::Path, time::Duration};
 
@@ -136,12 +139,12 @@ mod tests {
         clock.jump(time);
         let past = "UPDATE locks SET token = token - ?1, written = written - ?1";
         let past = sqlx::query(past).bind(i64::try_from(time.as_micros()).unwrap());
-        let mut checkout = driver.0.store().connection.checkout().await.unwrap();
+        let mut checkout = driver.0.store().connection.checkout(Class::Work).await.unwrap();
         past.execute(checkout.native()).await.unwrap();
     }
 
     async fn names(driver: &SqliteDriver) -> i64 {
-        let mut checkout = driver.0.store().connection.checkout().await.unwrap();
+        let mut checkout = driver.0.store().connection.checkout(Class::Work).await.unwrap();
         let names = sqlx::query_scalar("SELECT count(*) FROM locks");
         names.fetch_one(checkout.native()).await.unwrap()
     }
@@ -225,5 +228,28 @@ mod tests {
         // Four quarters of a day wait for their day to be over; as many again are found late.
         let left = names(&today).await;
         assert!(left < 300 + 10 * 400, "{left}");
+    }
+
+    #[tokio::test]
+    async fn at_most_one_request_is_served_before_a_renewal() {
+        let folder = tempfile::tempdir().unwrap();
+        let driver = on(&Clock::simulated(), folder.path()).await;
+        let connection = &driver.0.store().connection;
+        let order = std::cell::RefCell::new(Vec::new());
+        let ask = async |class: Class| {
+            let checkout = connection.checkout(class).await.unwrap();
+            order.borrow_mut().push(class);
+            drop(checkout);
+        };
+        let first = connection.checkout(Class::Work).await.unwrap();
+        // Each queues when it is polled first, in this order.
+        tokio::join!(
+            ask(Class::Acquire),
+            ask(Class::Work),
+            ask(Class::Acquire),
+            ask(Class::Renewal),
+            async { drop(first) },
+        );
+        assert_eq!(order.borrow()[1], Class::Renewal, "{order:?}");
     }
 }

@@ -14,7 +14,7 @@ use dlock_core::{
     driver::{
         Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Wake, check_runtime,
         kit::{
-            Call, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Waiters, Write,
+            Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Waiters, Write,
             Written, log_findings,
         },
     },
@@ -112,8 +112,8 @@ impl RecordStore for SqliteStore {
         &self.capabilities
     }
 
-    async fn read(&self, names: &[LockName], _: Call) -> Result<Read> {
-        let mut checkout = self.connection.checkout().await?;
+    async fn read(&self, names: &[LockName], call: Call) -> Result<Read> {
+        let mut checkout = self.connection.checkout(call.class).await?;
         let at = self.machine.moment();
         let mut records = Vec::with_capacity(names.len());
         for name in names {
@@ -127,11 +127,11 @@ impl RecordStore for SqliteStore {
         Ok(Read { time, records })
     }
 
-    async fn write(&self, writes: &[Write], _: Call) -> Result<Vec<Written>> {
+    async fn write(&self, writes: &[Write], call: Call) -> Result<Vec<Written>> {
         let mut written = Vec::with_capacity(writes.len());
         for write in writes {
             // One checkout each: a statement that fails may take the connection with it.
-            let one = match self.connection.checkout().await {
+            let one = match self.connection.checkout(call.class).await {
                 Ok(mut checkout) => self.replace(&mut checkout, write).await,
                 Err(error) => Err(error),
             };
@@ -145,7 +145,7 @@ impl RecordStore for SqliteStore {
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let mut checkout = self.connection.checkout().await?;
+        let mut checkout = self.connection.checkout(Class::Work).await?;
         let at = self.machine.moment();
         let rows = commands::list(checkout.native(), (prefix, after), limit).await;
         let rows = checkout.settle(rows)?;
@@ -172,14 +172,14 @@ impl RecordStore for SqliteStore {
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
-        let mut checkout = self.connection.checkout().await?;
+        let mut checkout = self.connection.checkout(Class::Work).await?;
         let at = self.machine.moment();
         let purged = commands::purge(checkout.native(), after, &at).await;
         checkout.settle(purged)
     }
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        let mut checkout = self.connection.checkout().await?;
+        let mut checkout = self.connection.checkout(Class::Work).await?;
         self.connection.lock_file().still_there()?;
         let at = self.in_time(req.give_up)?;
         let taken = commands::take(checkout.native(), req, &at).await;
@@ -191,7 +191,7 @@ impl RecordStore for SqliteStore {
         // If this client itself waits, the row shows a waiter; asking for a row without waiters would be in
         // vain.
         let waited_for = self.wake_ups.hears(&req.name);
-        let mut checkout = self.connection.checkout().await?;
+        let mut checkout = self.connection.checkout(Class::Work).await?;
         let at = self.machine.moment();
         let which = (&req.name, &req.owner, hold);
         let freed = commands::free(checkout.native(), which, waited_for, &at).await;
@@ -216,7 +216,7 @@ impl RecordStore for SqliteStore {
         for some in batch.chunks(RENEW_BATCH) {
             let leases = some.iter().filter_map(|entry| Some((entry, entry.lease?)));
             let leases: Vec<_> = leases.collect();
-            let mut checkout = self.connection.checkout().await?;
+            let mut checkout = self.connection.checkout(Class::Renewal).await?;
             let at = self.in_time(give_up)?;
             let ends = commands::renew(checkout.native(), &leases, &at).await;
             let ends = checkout.settle(ends)?;

@@ -178,14 +178,18 @@ impl LockTable {
 
     /// Renews sole holds, and answers those that are not there. `which`: the entries, of one lease. A row
     /// that another transaction has locked fails alone: those that are not locked are found without waiting,
-    /// and sent again in two halves.
+    /// and sent again in two halves. Where there is no time to wait for a locked row, they are found first.
     pub(crate) async fn extend(
         &self,
         all: &[Renew],
-        which: Vec<usize>,
+        mut which: Vec<usize>,
         (lease, give_up): (Duration, Instant),
         answers: &mut [Option<Result<Renewed>>],
     ) {
+        if give_up.since(self.now()) < A_LOCK_SHOWS && which.len() > 1 {
+            // If they cannot be found, the statement says why.
+            let _taken = self.take_out(all, &mut which, give_up, answers).await;
+        }
         let mut parts = vec![which];
         while let Some(mut part) = parts.pop() {
             let entries: Vec<&Renew> = part.iter().map(|at| &all[*at]).collect();
@@ -203,12 +207,8 @@ impl LockTable {
                 && (part.len() > 1 || error::is_brief(&error))
             {
                 self.repeats.fetch_add(1, Ordering::Relaxed);
-                if let Ok(free) = self.unlocked(&entries, give_up).await {
-                    let is_stuck =
-                        |at: &mut usize| !free.contains(all[*at].name.as_str().as_bytes());
-                    for at in part.extract_if(.., is_stuck) {
-                        answers[at] = Some(Err(error::locked()));
-                    }
+                let taken = self.take_out(all, &mut part, give_up, answers).await;
+                if taken.is_ok() {
                     let half = part.split_off(part.len().div_ceil(2));
                     parts.extend([half, part].into_iter().filter(|part| !part.is_empty()));
                     continue;
@@ -267,12 +267,34 @@ impl LockTable {
         }
     }
 
-    /// The names whose rows no other transaction has locked, found without waiting for locked ones.
-    async fn unlocked(&self, entries: &[&Renew], give_up: Instant) -> Result<HashSet<Vec<u8>>> {
-        let names: Vec<&LockName> = entries.iter().map(|entry| &entry.name).collect();
+    /// Takes out and answers the entries whose rows other transactions have locked, and those without a row. Waits for
+    /// no lock.
+    async fn take_out(
+        &self,
+        all: &[Renew],
+        part: &mut Vec<usize>,
+        give_up: Instant,
+        answers: &mut [Option<Result<Renewed>>],
+    ) -> Result<()> {
+        let names: Vec<&LockName> = part.iter().map(|at| &all[*at].name).collect();
         let mut checkout = self.connections.lend(renewal(give_up)).await?;
-        let rows = rows(&mut checkout, self.sql.unlocked(&names)).await?;
-        Ok(rows.iter().filter_map(Row::name).collect())
+        let free = rows(&mut checkout, self.sql.unlocked(&names)).await?;
+        let free: HashSet<_> = free.iter().filter_map(Row::name).collect();
+        let is_out = |at: &mut usize| !free.contains(all[*at].name.as_str().as_bytes());
+        let out: Vec<_> = part.extract_if(.., is_out).collect();
+        if out.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&LockName> = out.iter().map(|at| &all[*at].name).collect();
+        let mut found = self.rows(&mut checkout, &names).await;
+        for at in out {
+            let row = found.as_mut().map(|found| found.take(&all[at].name));
+            answers[at] = Some(match row {
+                Ok(None) => Ok(Renewed::NotHeld),
+                _ => Err(error::locked()),
+            });
+        }
+        Ok(())
     }
 
     /// Reads rows; locks nothing and waits for nothing.
@@ -421,6 +443,8 @@ pub(crate) fn signed(number: u64) -> i64 {
 /// Rows per page of a sweep, and pages per sweep.
 pub(crate) const SWEPT: usize = 256;
 pub(crate) const SWEPT_PAGES: usize = 16;
+/// A statement that waits for a locked row ends after a second; this leaves time to renew the others then.
+const A_LOCK_SHOWS: Duration = Duration::from_millis(1_500);
 
 #[cfg(test)]
 mod tests;

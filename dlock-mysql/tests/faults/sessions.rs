@@ -7,7 +7,7 @@ use super::{
 use dlock_conformance::under_test::ended_sessions_are_replaced;
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
-    driver::{Acquired, DistributedLock},
+    driver::{Acquired, DistributedLock, Lane, Renewed},
 };
 use dlock_mysql::{
     MysqlDriver,
@@ -171,4 +171,10 @@ async fn where_no_connection_is_left_requests_share_what_there_is() {
         let acquired = asked.await.unwrap();
         assert!(matches!(acquired, Ok(Acquired::Granted(_))), "{acquired:?}");
     }
+    let held = t.ask("held", SECOND * 30);
+    let acquired = driver.acquire(&held).await;
+    assert!(matches!(acquired, Ok(Acquired::Granted(_))), "{acquired:?}");
+    let batch = [t.entry(&held, SECOND * 60)];
+    let renewed = driver.renew(Lane::default(), &batch, t.give_up()).await;
+    assert!(matches!(renewed.unwrap()[0], Ok(Renewed::Until { .. })));
 }

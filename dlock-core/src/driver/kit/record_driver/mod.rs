@@ -134,6 +134,7 @@ impl<S: RecordStore> Requests<S> {
         let mut backoff = Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
         let mut gate = None;
         loop {
+            let began = self.clock.now();
             let error = match attempt().await {
                 Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => contended(),
@@ -141,15 +142,22 @@ impl<S: RecordStore> Requests<S> {
                 Err(error) => return Err(error),
             };
             self.repeats.fetch_add(1, Ordering::Relaxed);
-            if self.clock.now() >= give_up {
+            let now = self.clock.now();
+            if now >= give_up {
                 return Err(error);
+            }
+            if now.since(began) >= A_WAIT {
+                // For what others have locked: the names that share its gate must not wait with it.
+                gate = None;
+                tokio::time::sleep(backoff.pause()).await;
+                continue;
             }
             match gate {
                 None => tokio::select! {
                     biased;
                     held = self.gate(name).lock() => gate = Some(held),
                     // The request that has it may wait for a store that does not answer.
-                    () = self.clock.sleep_until(give_up.min(self.clock.now() + AT_THE_GATE)) => {}
+                    () = self.clock.sleep_until(give_up.min(now + AT_THE_GATE)) => {}
                 },
                 Some(_) => tokio::time::sleep(backoff.pause()).await,
             }
@@ -751,6 +759,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const GATES: usize = 64;
 /// How long a request waits at a gate before it repeats without.
 const AT_THE_GATE: Duration = Duration::from_secs(1);
+/// An attempt that took so long has waited for a lock of another transaction.
+const A_WAIT: Duration = Duration::from_millis(250);
 /// The first pause after a lost race, and the longest.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -35,6 +35,8 @@ struct Scripted {
     capabilities: Capabilities,
     records: Mutex<BTreeMap<LockName, Stored>>,
     script: Mutex<VecDeque<Fault>>,
+    /// Another transaction has its record locked: a write waits for a second, and fails.
+    locked: Mutex<Option<LockName>>,
     /// What the next glances show.
     glances: Mutex<VecDeque<Stored>>,
     repairs: AtomicU32,
@@ -62,6 +64,7 @@ impl Scripted {
             capabilities: Capabilities::new("scripted", "here"),
             records: Mutex::default(),
             script: Mutex::new(script.into_iter().collect()),
+            locked: Mutex::default(),
             glances: Mutex::default(),
             repairs: AtomicU32::new(0),
             sweeps: Semaphore::new(0),
@@ -119,6 +122,11 @@ impl RecordStore for Scripted {
     }
 
     async fn write(&self, writes: &[Write], _: Call) -> Result<Vec<Written>> {
+        let locked = self.locked.lock().unwrap().clone();
+        if writes.iter().any(|write| Some(&write.name) == locked.as_ref()) {
+            tokio::time::sleep(SECOND).await;
+            return Err(DriverError::unavailable("locked").with_retry(RetryClass::Now));
+        }
         let fault = self.script.lock().unwrap().pop_front();
         match fault {
             Some(Fault::CutAfter(done)) => {
@@ -262,6 +270,33 @@ async fn an_attempt_is_repeated_under_contention_and_after_a_repair() {
     }
     driver.acquire(&late).await.unwrap_err();
     assert!(matches!(driver.store().stored(&late.name), Stored::Absent));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_others_have_locked_delays_no_name_that_shares_its_gate() {
+    let mut driver = Scripted::driver([]);
+    let clock = Clock::simulated();
+    Arc::get_mut(&mut driver.requests).unwrap().clock = clock.clone();
+    let gate = |req: &Acquire| std::ptr::from_ref(driver.requests.gate(&req.name));
+    let ask = |name: &str| Acquire {
+        give_up: clock.now() + SECOND * 60,
+        ..acquire(name)
+    };
+    let locked = ask("locked");
+    let mut others = (0..10_000).map(|at| ask(&at.to_string()));
+    let other = others.find(|it| gate(it) == gate(&locked)).unwrap();
+    *driver.store().locked.lock().unwrap() = Some(locked.name.clone());
+    let racing = async {
+        tokio::time::sleep(SECOND * 3 / 2).await;
+        driver.store().then(Fault::Contention);
+        let began = clock.now();
+        taken(&driver, &other).await;
+        assert!(clock.now().since(began) < SECOND / 10);
+    };
+    tokio::select! {
+        answer = driver.acquire(&locked) => panic!("{answer:?}"),
+        () = racing => {}
+    }
 }
 
 #[tokio::test]

@@ -94,7 +94,7 @@ struct State {
     /// The channels that the connection is subscribed to.
     subscribed: HashSet<u64>,
     task: Option<(mpsc::Sender<Wish>, AbortHandle)>,
-    /// The last attempt to connect failed, and the next one is not due yet.
+    /// The last attempt to connect or to subscribe failed, and the next one is not due yet.
     away_until: Option<Instant>,
 }
 
@@ -213,9 +213,7 @@ impl<S: Subscriber> Shared<S> {
     /// Serves one connection until it is lost, or no waiter needs it.
     async fn serve(&self, first: Wish, asked: &mut mpsc::Receiver<Wish>) -> Result<()> {
         let subscriber = &self.subscriber;
-        let connected = answered(subscriber.connect()).await;
-        self.state().away_until = connected.is_err().then(|| Instant::now() + AWAY);
-        let mut connection = connected?;
+        let mut connection = answered(subscriber.connect()).await?;
         let mut wish = Some(first);
         let mut tick = tokio::time::interval(TICK);
         tick.reset();
@@ -272,6 +270,10 @@ async fn follow<S: Subscriber>(shared: Arc<Shared<S>>, mut asked: mpsc::Receiver
         let lost = Lost(&shared);
         if let Err(error) = shared.serve(wish, &mut asked).await {
             tracing::debug!(%error, "wake-ups are missed: waiters poll");
+            let state = &mut *shared.state();
+            if state.subscribed.is_empty() {
+                state.away_until = Some(Instant::now() + AWAY);
+            }
         }
         drop(lost);
     }

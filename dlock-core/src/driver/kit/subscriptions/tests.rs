@@ -24,6 +24,8 @@ struct Server(Arc<Inner>);
 struct Inner {
     connects: AtomicU64,
     refuses: AtomicBool,
+    /// As a standby does.
+    refuses_channels: AtomicBool,
     hangs: AtomicBool,
     /// The channels of the connection, and where to publish on it.
     channels: Mutex<Vec<u64>>,
@@ -64,6 +66,9 @@ impl Subscriber for Server {
     }
 
     async fn subscribe(&self, _: &mut Self::Connection, channel: u64) -> Result<()> {
+        if self.0.refuses_channels.load(Ordering::Relaxed) {
+            return Err(DriverError::unavailable("refused"));
+        }
         self.0.channels.lock().unwrap().push(channel);
         Ok(())
     }
@@ -170,18 +175,23 @@ async fn a_lost_connection_makes_waiters_poll_and_the_next_one_connects_again() 
 
 #[tokio::test(start_paused = true)]
 async fn where_there_is_no_connection_a_waiter_is_told_so_and_not_every_one_tries() {
-    let server = Server::default();
-    server.0.refuses.store(true, Ordering::Relaxed);
-    let subscriptions = Subscriptions::new(server.clone());
-    let mut wake_ups = subscriptions.stream();
-    for _ in 0..5 {
-        assert!(!subscriptions.listen(&name("a"), ticket(1)).await);
+    for refuses in [
+        |server: &Inner| &server.refuses,
+        |server| &server.refuses_channels,
+    ] {
+        let server = Server::default();
+        refuses(&server.0).store(true, Ordering::Relaxed);
+        let subscriptions = Subscriptions::new(server.clone());
+        let mut wake_ups = subscriptions.stream();
+        for _ in 0..5 {
+            assert!(!subscriptions.listen(&name("a"), ticket(1)).await);
+        }
+        assert_eq!(server.connects(), 1);
+        refuses(&server.0).store(false, Ordering::Relaxed);
+        tokio::time::sleep(AWAY).await;
+        assert!(subscriptions.listen(&name("a"), ticket(1)).await);
+        assert_eq!(wake_ups.next().now_or_never(), None);
     }
-    assert_eq!(server.connects(), 1);
-    server.0.refuses.store(false, Ordering::Relaxed);
-    tokio::time::sleep(AWAY).await;
-    assert!(subscriptions.listen(&name("a"), ticket(1)).await);
-    assert_eq!(wake_ups.next().now_or_never(), None);
 }
 
 #[test]

@@ -234,14 +234,18 @@ impl Session {
         Ok(Some(self.granted(before.token, 1, end, entered)?))
     }
 
-    /// Writes to the node that it is held. The grant does not depend on it: the data is for clients that
-    /// inspect the lock. It is sent before all later requests of the holder.
-    fn say_held(self: &Arc<Self>, mine: &Mine, node: &Node) {
+    /// Writes to the node that it is held. The grant does not depend on it: the data is for clients of the same owner, and
+    /// those that inspect or break the lock. It is sent before all later requests of the holder, and again with a renewal
+    /// if it was not answered.
+    pub(crate) fn say_held(self: &Arc<Self>, mine: &Mine, node: &Node) {
         let path = self.path(&mine.name, &node.file);
         let data = mine.record(Use::Held).encode();
         let (session, id) = (Arc::clone(self), mine.id);
         // Counted now: a release that comes before the answer knows of it.
-        self.seats.change(id, |mine| mine.wrote(true));
+        self.seats.change(id, |mine| {
+            mine.wrote(true);
+            mine.unsaid = false;
+        });
         let client = self.client.clone();
         // Called here, not in the task: the request is sent when this returns.
         let written = client.set_data(&path, &data, None);
@@ -251,7 +255,10 @@ impl Session {
                 Ok(_) => {}
                 // The lock was broken just before: the next renewal and the release report the loss.
                 Err(Native::NoNode) => session.seats.remove(id),
-                Err(_) => drop(session.seats.change(id, |mine| mine.wrote(false))),
+                Err(_) => drop(session.seats.change(id, |mine| {
+                    mine.wrote(false);
+                    mine.unsaid = true;
+                })),
             }
         });
     }
@@ -263,10 +270,10 @@ impl Session {
             self.path(&told.name, file),
             told.record(Use::Waits).encode(),
         );
+        // Even without an answer the data may say so.
+        self.seats.change(told.id, |mine| mine.waits = true);
         let written = self.client.set_data(&path, &data, None).await;
         self.seats.change(told.id, |mine| {
-            // Even without an answer the data may say so.
-            mine.waits = true;
             mine.wrote(written.is_ok());
             if written.is_ok() {
                 (mine.owner, mine.hold, mine.info) =

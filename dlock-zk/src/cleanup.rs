@@ -4,7 +4,7 @@
 //! repeats, and removals that were not confirmed.
 
 use crate::{
-    commands::{list_seats_synced, token},
+    commands::{Taken, Use, list_seats_synced, read, remove_all, token},
     connection::Session,
     seats::{Mine, Node, Phase},
 };
@@ -76,17 +76,23 @@ impl Session {
         match phase {
             Phase::Asked(_) | Phase::Kept(_) | Phase::Doomed(_) => {}
             Phase::Held(_) => {
-                // After the end of the last lease nothing may keep the lock unavailable: minimum holds beside
-                // it are removed first.
-                let beside = self.seats.all(|other| {
-                    other.id != seat
-                        && other.name == mine.name
-                        && other.node.as_ref().map(|node| node.number) == number
-                });
-                if beside.iter().all(|other| other.held_until().is_none()) {
-                    for kept in beside {
-                        self.remove(&kept).await?;
-                    }
+                // After the end of the last lease nothing may keep the lock unavailable: the minimum holds beside it,
+                // of whichever client, are removed first.
+                let folder = self.root.folder(&mine.name);
+                let line = list_seats_synced(&self.client, &folder).await?;
+                let beside = number.map_or(&[][..], |number| line.of(number));
+                let mut beside = read(&self.client, &folder, beside).await?;
+                beside.retain(|taken| !mine.is_at(&taken.seat.file));
+                let is_over = |taken: &Taken| {
+                    matches!(taken.used(), Use::Kept(_)) || self.is_over_here(&mine.name, taken)
+                };
+                if !beside.is_empty()
+                    && beside.iter().all(is_over)
+                    && remove_all(&self.client, &folder, &beside).await? {
+                    let ours = beside
+                        .iter()
+                        .filter_map(|taken| self.seats.at(&mine.name, &taken.seat.file));
+                    ours.for_each(|ours| self.seats.remove(ours.id));
                 }
             }
             Phase::Waits(_) => {

@@ -192,6 +192,7 @@ async fn connect_soon(config: ZkConfig, clock: Clock) -> Result<Client> {
 async fn connect(config: &ZkConfig) -> Result<Client> {
     let mut connector = Client::connector()
         .with_session_timeout(config.session)
+        .with_connection_timeout((config.session / 5).clamp(SILENCE.0, SILENCE.1))
         .with_detached()
         .with_fail_eagerly();
     if let Some((user, password)) = &config.login {
@@ -490,6 +491,9 @@ fn ensemble(config: &str) -> Option<Finding> {
     (voters > 0).then(|| Finding::voters("the ensemble", voters))
 }
 
+/// How long a connection may be silent, and an attempt to connect may take, a fifth of the session within these bounds. The
+/// native client's two fifths are too long for a renewal, if the first server that it tries then is away, too.
+const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How long to retry when the servers do not serve.
 const CONNECT: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(100);

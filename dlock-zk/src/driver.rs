@@ -15,12 +15,13 @@ use dlock_core::{
     driver::{
         Acquire, Acquired, Capabilities, Cursor, DistributedLock, DriverError, Finding, Lane, Page,
         Release, Released, Renew, Renewed, Result, Ticket, Wake, WakeUp, check_runtime,
-        kit::log_findings,
+        kit::{in_runtime, log_findings},
     },
 };
 use futures_core::stream::BoxStream;
 use futures_util::future::{join_all, try_join_all};
 use std::{sync::Arc, time::Duration};
+use tokio::runtime::Handle;
 use zookeeper_client::{Client, Error as Native};
 
 /// Locks in ZooKeeper: each client has a seat in a queue of nodes, and watches the seat ahead.
@@ -147,8 +148,9 @@ impl DistributedLock for ZkDriver {
         if entered >= req.give_up {
             return Err(late());
         }
-        let session = self.session(&req.name).await?;
-        session.acquire(req, entered).await
+        let (session, req) = (self.session(&req.name).await?, req.clone());
+        let runtime = session.runtime.clone();
+        in_task(&runtime, async move { session.acquire(&req, entered).await }).await
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
@@ -156,12 +158,16 @@ impl DistributedLock for ZkDriver {
         let Some(session) = self.lanes.current(self.lanes.lane(name)) else {
             return Ok(());
         };
-        let _gate = session.gate(name).await;
-        let stands = |mine: &Mine| mine.ticket == Some(ticket) && mine.held_until().is_none();
-        match session.seats.find(name, stands) {
-            Some(mine) => session.remove(&mine).await.map_err(failed),
-            None => Ok(()),
-        }
+        let (runtime, name) = (session.runtime.clone(), name.clone());
+        let leaving = async move {
+            let _gate = session.gate(&name).await;
+            let stands = |mine: &Mine| mine.ticket == Some(ticket) && mine.held_until().is_none();
+            match session.seats.find(&name, stands) {
+                Some(mine) => session.remove(&mine).await.map_err(failed),
+                None => Ok(()),
+            }
+        };
+        in_task(&runtime, leaving).await
     }
 
     async fn renew(
@@ -264,6 +270,20 @@ impl DistributedLock for ZkDriver {
     }
 }
 
+/// Runs what takes the gate of a name, which a caller that is not polled any more must not keep from the others, nor from
+/// the cleanup. When the caller is gone, so is the task.
+pub(crate) async fn in_task<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let done = in_runtime(runtime, work).await;
+    done.unwrap_or_else(|| {
+        Err(DriverError::unanswered(
+            "the runtime of the client has ended",
+        ))
+    })
+}
+
 impl Drop for ZkDriver {
     fn drop(&mut self) {
         self.lanes.close();
@@ -273,11 +293,16 @@ impl Drop for ZkDriver {
 impl Session {
     /// Checks that the node of a hold exists, and forgets the hold if not. For a hold that is not known a
     /// request is sent as well: without the servers there is no answer.
-    async fn check(&self, entry: &Renew) -> Result<(), Native> {
+    async fn check(self: &Arc<Self>, entry: &Renew) -> Result<(), Native> {
         let is = |mine: &Mine| mine.is_hold(entry.hold, entry.owner) && mine.held_until().is_some();
         let found = self.seats.find(&entry.name, is);
-        let path = match found.as_ref().and_then(|mine| mine.node.as_ref()) {
-            Some(node) => self.path(&entry.name, &node.file),
+        let path = match found.as_ref().and_then(|mine| Some((mine, mine.node.as_ref()?))) {
+            Some((mine, node)) => {
+                if mine.unsaid {
+                    self.say_held(mine, node);
+                }
+                self.path(&entry.name, &node.file)
+            }
             None => self.root.folder(&entry.name),
         };
         let stat = self.client.check_stat(&path).await?;

@@ -6,6 +6,7 @@ use crate::{
     acquire::unanswered,
     commands::{Taken, Use, list_seats, list_seats_synced, read, remove_all},
     connection::Session,
+    driver::in_task,
     error::{contended, failed},
     seats::{Mine, Node, Phase},
 };
@@ -13,12 +14,12 @@ use dlock_core::{
     Effect, HoldId, LockName, Owner,
     driver::{Released, Result},
 };
-use std::{num::NonZeroU32, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use zookeeper_client::Error as Native;
 
 impl Session {
     /// Releases a seat of this client.
-    pub(crate) async fn release(&self, mine: &Mine, keep: Option<Duration>) -> Result<Released> {
+    pub(crate) async fn release(self: &Arc<Self>, mine: &Mine, keep: Option<Duration>) -> Result<Released> {
         let (Some(end), Some(node)) = (mine.held_until(), &mine.node) else {
             return self.withdraw(mine).await;
         };
@@ -97,15 +98,21 @@ impl Session {
     }
 
     /// Removes a seat that is no hold: of a request with an unknown outcome, or with a pending removal.
-    pub(crate) async fn withdraw(&self, mine: &Mine) -> Result<Released> {
-        let _gate = self.gate(&mine.name).await;
-        match self.seats.get(mine.id).map(|mine| mine.phase) {
-            Some(Phase::Asked(_) | Phase::Doomed(_)) => self.remove(mine).await.map_err(failed)?,
-            // Granted while this call waited for the gate.
-            Some(Phase::Held(_)) => return Err(contended()),
-            _ => {}
-        }
-        Ok(Released::NotHeld { by: None })
+    pub(crate) async fn withdraw(self: &Arc<Self>, mine: &Mine) -> Result<Released> {
+        let (session, mine) = (Arc::clone(self), mine.clone());
+        let withdrawing = async move {
+            let _gate = session.gate(&mine.name).await;
+            match session.seats.get(mine.id).map(|mine| mine.phase) {
+                Some(Phase::Asked(_) | Phase::Doomed(_)) => {
+                    session.remove(&mine).await.map_err(failed)?;
+                }
+                // Granted while this call waited for the gate.
+                Some(Phase::Held(_)) => return Err(contended()),
+                _ => {}
+            }
+            Ok(Released::NotHeld { by: None })
+        };
+        in_task(&self.runtime, withdrawing).await
     }
 
     /// Releases holds of another session of that owner: for the command line, and for a copy that was granted

@@ -31,6 +31,8 @@ pub(crate) struct Mine {
     pub(crate) token: Option<FencingToken>,
     /// The node's data says that it waits.
     pub(crate) waits: bool,
+    /// The write that says it is held was not answered.
+    pub(crate) unsaid: bool,
     /// The watch on it, and the one on the seat ahead.
     pub(crate) own: Option<Arc<Watch>>,
     pub(crate) ahead: Option<Arc<Watch>>,
@@ -122,6 +124,7 @@ impl Mine {
             ticket: None,
             token: None,
             waits: false,
+            unsaid: false,
             own: None,
             ahead: None,
             room: None,

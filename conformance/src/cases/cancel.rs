@@ -1,7 +1,7 @@
 //! `cancel`: a cancelled request leaves no hold and no waiter.
 
 use super::held;
-use crate::{Ctx, Result, TestDriver, case::cases, client_cases::task::polled, same};
+use crate::{Ask, Ctx, Result, TestDriver, case::cases, client_cases::task::polled, same};
 use futures_util::future::join_all;
 
 cases! {
@@ -13,6 +13,7 @@ cases! {
     a_wait_dropped_anywhere_is_undone_by_leaving needs(Queue);
     a_driver_works_on_after_any_call_was_dropped;
     a_driver_works_on_while_callers_are_not_polled;
+    a_caller_that_is_not_polled_holds_the_lock_no_longer_than_its_lease;
     [Clause::Cancel bullet("afterwards the ticket is not served, and delays no other")]
     a_ticket_that_left_is_not_served needs(Queue);
     a_turn_that_is_left_is_handed_on needs(Queue);
@@ -175,6 +176,27 @@ async fn a_driver_works_on_while_callers_are_not_polled(ctx: Ctx) -> Result {
     driver.renews(&held, ctx.long()).await?;
     driver.frees(&fresh).await?;
     driver.frees(&held).await?;
+    // Some may be refused as late by now.
+    ctx.answered(join_all(kept)).await.map(drop)
+}
+
+/// What it was granted ends with its lease: no other request of its client waits for it to be polled.
+async fn a_caller_that_is_not_polled_holds_the_lock_no_longer_than_its_lease(ctx: Ctx) -> Result {
+    let ([driver, other], _) = ctx.test_drivers().await?;
+    let asks: Result<Vec<_>> = (0..POLLS).map(|_| Ok(ctx.ask(&ctx.name()?))).collect();
+    let briefly = |ask: Ask| ask.lasting(ctx.short()).until(ctx.now() + ctx.short());
+    let asks: Vec<_> = asks?.into_iter().map(briefly).collect();
+    let mut kept = Vec::new();
+    for (polls, ask) in asks.iter().enumerate() {
+        let mut acquiring = Box::pin(driver.acquire(ask));
+        if polled(&mut acquiring, polls + 1).await.is_none() {
+            kept.push(acquiring);
+        }
+    }
+    for ask in &asks {
+        let bound = ctx.short() * 2 + ctx.rounding();
+        other.take_within(&ctx.ask(&ask.name), bound).await?;
+    }
     // Some may be refused as late by now.
     ctx.answered(join_all(kept)).await.map(drop)
 }

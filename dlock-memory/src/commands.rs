@@ -202,7 +202,7 @@ impl Entry {
         };
         let share = attempt.req.share();
         let is_admitted = match self.record.is_unavailable(time) {
-            false => self.admits(command, attempt),
+            false => attempt.req.restores() || self.admits(command, attempt),
             // A re-entry passes the queue, a sharer does not.
             true => share.is_none() || self.line.is_first(command, attempt.line),
         };

@@ -30,6 +30,8 @@ pub(crate) struct Attempt<'a> {
     req: &'a Acquire,
     released: Arc<AtomicBool>,
     calls: Calls<Acquired>,
+    /// Those that were asked with the tickets.
+    queued: Vec<usize>,
     granted: BTreeMap<usize, Grant>,
     refused: Vec<Held>,
     gone: usize,
@@ -43,6 +45,7 @@ impl<'a> Attempt<'a> {
             req,
             released: stores.holds.watch(req.hold),
             calls: Calls::new(stores),
+            queued: Vec::new(),
             granted: BTreeMap::new(),
             refused: Vec::new(),
             gone: 0,
@@ -93,8 +96,9 @@ impl<'a> Attempt<'a> {
     fn ask(&mut self, at: usize, queues: bool, floor: Option<FencingToken>) {
         let (mut req, released) = (self.req.clone(), Arc::clone(&self.released));
         req.floor = floor;
-        if !queues {
-            (req.ticket, req.next_ticket) = (None, None);
+        match queues {
+            true => self.queued.push(at),
+            false => (req.ticket, req.next_ticket) = (None, None),
         }
         self.calls.ask(at, |driver| async move {
             holds::acquire(&*driver, &req, &released).await
@@ -115,12 +119,14 @@ impl<'a> Attempt<'a> {
 
     /// Waits for that store, unless it takes too long.
     async fn hear_first(&mut self, at: usize) {
-        let answered = timeout(self.patience(), async {
+        let patience = self.patience();
+        let answered = timeout(patience, async {
             while self.calls.open.contains(&at) {
                 self.hear().await;
             }
         });
-        if answered.await.is_err() {
+        // A caller with little time says nothing about the store.
+        if answered.await.is_err() && patience == PATIENCE {
             self.stores.nodes[at].failed(&slow());
         }
     }
@@ -241,8 +247,17 @@ impl<'a> Attempt<'a> {
         let release = Release::new(self.req.name.clone(), self.req.owner, self.req.hold);
         let mut calls = Calls::new(self.stores);
         for at in self.granted.keys() {
-            let release = release.clone();
-            calls.ask(*at, |driver| async move { driver.release(&release).await });
+            let (name, release) = (self.req.name.clone(), release.clone());
+            // The client's next ticket has entered there, and it would not answer if its turn came: it takes itself for
+            // not queued.
+            let next = self.req.next_ticket.filter(|_| self.queued.contains(at));
+            calls.ask(*at, |driver| async move {
+                let left = match next {
+                    Some(next) => driver.leave(&name, next).await,
+                    None => Ok(()),
+                };
+                left.and(driver.release(&release).await)
+            });
         }
         let mut released = 0;
         let releasing = async {

@@ -266,6 +266,11 @@ impl Node {
             Ok(driver) => self.admit(driver, &stores.capabilities, &stores.nodes),
             Err(error) => Err(error.to_string()),
         };
+        if stores.is_closed()
+            && let Some(driver) = self.driver.get()
+        {
+            driver.close().await;
+        }
         if let Err(why) = admitted {
             tracing::debug!(target: "dlock::quorum", store = self.label, why, "no connection yet");
             *self.why() = why;

@@ -125,7 +125,9 @@ impl Repair {
             Lease::fixed(self.lease),
             stores.clock.now() + (self.lease / 3).min(REPAIR_WITHIN),
         );
-        (req.floor, req.info) = (holder.token, Arc::new(holder.info));
+        // Restores: waiters of that store must not keep it from its vote.
+        (req.join, req.floor) = (holder.token, holder.token);
+        req.info = Arc::new(holder.info);
         let repaired = node
             .answer(holds::acquire(&**driver, &req, &self.released))
             .await;

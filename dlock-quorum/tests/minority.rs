@@ -244,6 +244,92 @@ async fn three_empty_restarts_in_turn_do_not_end_a_hold() {
     assert!(next.token() > token);
 }
 
+/// Otherwise that store is lost to the holder for good, and one failure more, whenever it comes, makes two holders.
+#[tokio::test(start_paused = true)]
+async fn waiters_do_not_keep_a_store_that_lost_the_hold_from_having_it_again() {
+    for (clients, tasks) in [(1, 1), (1, 2), (3, 1), (3, 2)] {
+        let bed = Bed::new();
+        let guard = bed.client().await.lock(NAME).unwrap().acquire().await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..clients {
+            let client = bed.client().await;
+            for _ in 0..tasks {
+                waiting.push(tokio::spawn(client.lock(NAME).unwrap().acquire()));
+            }
+        }
+        sleep(Duration::from_millis(500)).await; // they are in the queue
+        bed.store(0).break_lock(&name(), None).await.unwrap();
+        lives_for(&guard, LEASE * 2).await;
+        let shown = bed.store(0).inspect(&name()).await.unwrap();
+        let owners: Vec<_> = shown.holders.iter().map(|holder| holder.owner).collect();
+        assert_eq!(owners, [guard.owner().fingerprint()], "{clients} {tasks}");
+        guard.release().await.unwrap();
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_was_away_for_a_lease_has_the_token_of_the_others_again() {
+    let bed = Bed::new();
+    let (client, faults) = bed.client_with_faults().await.unwrap();
+    let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+    for (at, fault) in faults.iter().enumerate().take(2) {
+        fault.always_all(Fault::ErrorBefore);
+        lives_for(&guard, LEASE * 2).await;
+        assert_eq!(bed.holds(at).await, 0);
+        fault.always_all(Fault::Ok);
+        lives_for(&guard, LEASE).await;
+        assert_eq!(bed.token(at).await, Some(guard.token()));
+    }
+    let pass = guard.pass().unwrap();
+    let joined = client.lock(NAME).unwrap().join(&pass).await.unwrap();
+    assert_eq!(joined.token(), guard.token());
+    guard.check().unwrap();
+}
+
+/// The release reaches the first store before the others, where it makes the turn of a client with two tasks.
+#[tokio::test(start_paused = true)]
+async fn a_client_with_two_waiting_tasks_is_served_soon_as_well() {
+    let bed = Bed::new();
+    let (holder, faults) = bed.client_with_faults().await.unwrap();
+    let guard = holder.lock(NAME).unwrap().acquire().await.unwrap();
+    let client = bed.client().await;
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        waiting.push(tokio::spawn(client.lock(NAME).unwrap().acquire()));
+    }
+    sleep(Duration::from_millis(500)).await; // they are in the queue
+    for slow in &faults[1..] {
+        slow.always(Call::Release, Fault::Delayed(Duration::from_millis(20)));
+    }
+    within(Duration::from_millis(500), async {
+        guard.release().await.unwrap();
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+    })
+    .await;
+}
+
+/// Its caller had no time, which says nothing about the store.
+#[tokio::test(start_paused = true)]
+async fn a_caller_with_little_time_does_not_take_a_store_for_down() {
+    let bed = Bed::new();
+    let (client, faults) = bed.client_with_faults().await.unwrap();
+    let held = bed.client().await.lock(NAME).unwrap().acquire().await.unwrap();
+    faults[0].always(Call::Acquire, Fault::Slow(Duration::from_millis(20)));
+    let lock = client.lock(NAME).unwrap();
+    let error = lock.acquire_timeout(Duration::from_millis(40)).await;
+    error.unwrap_err();
+    faults[0].always(Call::Acquire, Fault::Ok);
+    let before = bed.stores[0].executed(Call::Acquire);
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    assert_eq!(bed.stores[0].executed(Call::Acquire), before + 1);
+    held.release().await.unwrap();
+}
+
 /// Each client reaches another two of the stores.
 #[tokio::test(start_paused = true)]
 async fn two_partitions_of_clients_never_have_two_holders_and_tokens_rise() {

@@ -28,6 +28,9 @@ cases! {
     the_token_is_the_floor_or_the_next_one needs(Raises);
     [Clause::Fencing bullet("`req.hold` is inside already and alone")]
     a_repeat_with_a_greater_floor_raises_the_token_of_a_lone_hold needs(Raises);
+    [Clause::Fencing bullet("[`req.restores()`]")]
+    a_restored_hold_has_its_token_again needs(Raises);
+    a_restored_hold_passes_every_queue needs(Raises, Queue);
     [Clause::Reentry]
     a_floor_raises_no_token_of_two_holds needs(Raises);
 }
@@ -184,6 +187,46 @@ async fn a_repeat_with_a_greater_floor_raises_the_token_of_a_lone_hold(ctx: Ctx)
     ctx.ends_with(&first, raised.before, raised.valid_for)?;
     other.breaks(&name, Some(floor)).await?;
     takes_greater(&ctx, &driver, floor, &name).await
+}
+
+async fn a_restored_hold_has_its_token_again(ctx: Ctx) -> Result {
+    let ([driver, other], name, first) = held(&ctx).await?;
+    let restores = |token: FencingToken| first.ask.again().from(token).joining(token);
+    let stranger = ctx.ask(&name).from(first.token).joining(first.token);
+    other.gone(&stranger).await?;
+    // Where it is inside, whatever the token there.
+    for token in [first.token, above(first.token)] {
+        let beside = other.take(&restores(token)).await?;
+        same("the token beside another hold", beside.token, first.token)?;
+        other.leaves(&beside, 1).await?;
+    }
+    driver.frees(&first).await?;
+    let again = other.take(&restores(first.token)).await?;
+    same("the token where it was lost", again.token, first.token)?;
+    other.frees(&again).await?;
+    let ahead = above(first.token);
+    let raised = other.take(&restores(ahead)).await?;
+    same("the token where the last one was smaller", raised.token, ahead)?;
+    other.frees(&raised).await?;
+    let late = other.take(&restores(first.token)).await?;
+    greater(ahead, &late)?;
+    other.frees(&late).await?;
+    takes_greater(&ctx, &driver, late.token, &name).await
+}
+
+async fn a_restored_hold_passes_every_queue(ctx: Ctx) -> Result {
+    let ([driver, first, second], name, hold) = held(&ctx).await?;
+    let (waiting, behind) = (first.queues(&name).await?, second.queues(&name).await?);
+    driver.frees(&hold).await?;
+    // The first has its turn.
+    let restores = hold.ask.again().from(hold.token).joining(hold.token);
+    let restored = driver.take(&restores).await?;
+    same("the token", restored.token, hold.token)?;
+    first.refused(&waiting).await?;
+    second.leave(&behind).await?;
+    driver.frees(&restored).await?;
+    let turn = first.take_soon(&waiting).await?;
+    first.frees(&turn).await
 }
 
 /// Each of the holds has been told the token.

@@ -40,6 +40,10 @@ table! {
         acquire: |req| req.floor = None,
         ..Edit::NONE
     };
+    a_restored_hold_is_one_to_join breaks(Clause::Fencing) needs(Raises) => Edit {
+        acquire: |req| req.floor = req.floor.filter(|_| !req.restores()),
+        ..Edit::NONE
+    };
     a_refusal_says_nothing_of_the_holder breaks(Clause::Presence) => Edit {
         acquired: |_, mut answer| {
             if let Ok(Acquired::Held(held)) = &mut answer

@@ -84,6 +84,8 @@ pub trait DistributedLock: Debug + Send + Sync + 'static {
     ///   enough, one that begins at the store's time is.
     /// - `fencing`: `req.floor` is given, the grant is no re-entry: the token is the floor, or the last one plus one where that is greater.
     /// - `fencing`: `req.hold` is inside already and alone, `req.floor` greater than its token: the floor becomes its token, and the last one.
+    /// - `fencing`: [`req.restores()`](Acquire::restores): free or reserved: granted past every queue, with that token if the last one is not
+    ///   greater, else with the last one plus one. Inside: as a re-entry, whatever its token. Another owner's: `Gone`.
     /// - `error`: more than [`MAX_HOLDS`](crate::MAX_HOLDS) holds, `req.share()` being `None`: `Overloaded`, nothing changed.
     ///
     /// After an error of unknown effect, and after `give_up`, the core asks again for the same hold. So a driver that takes

@@ -64,7 +64,8 @@ pub struct Acquire {
     pub join: Option<FencingToken>,
     /// The least token of a new incarnation, for a caller that takes one lock on several stores
     /// ([`Capabilities::raises`](crate::driver::Capabilities::raises)). It takes the place of the store's time: the token
-    /// is the floor, or the last one plus one where that is greater.
+    /// is the floor, or the last one plus one where that is greater. Together with the same token to join it
+    /// [restores](Self::restores) a hold.
     pub floor: Option<FencingToken>,
     /// This is not the first attempt, so it is probably refused. A store whose write costs more than a read
     /// can read first. Ignoring it is correct.
@@ -112,6 +113,13 @@ impl Acquire {
             Mode::Shared => Some(MAX_SHARERS),
             Mode::Permit { of } => Some(of.get().min(MAX_SHARERS)),
         }
+    }
+
+    /// Whether it restores a hold of an incarnation that other stores have and this one lost: it is to be joined, and its
+    /// token is the floor.
+    #[must_use]
+    pub fn restores(&self) -> bool {
+        self.join.is_some() && self.join == self.floor
     }
 }
 

@@ -5,7 +5,9 @@
 -- far as there are any: `ticket` or `ticket place`, the next ticket, the token to join, 1 when the ticket's turn
 -- came, for a sharer how many may share the lock, the least token that a new incarnation may have, in place of the
 -- server's time, and 1 where replicas are to confirm the answer: a repeat then writes the end of the record again. A
--- repeat with a greater token raises that of a lone hold. The answer is the token alone for the common case, a lock
+-- repeat with a greater token raises that of a lone hold. With a token to join, which is then the same, it restores a
+-- hold that other servers have: past the queue and a reservation, and with that token if the last one is not greater.
+-- The answer is the token alone for the common case, a lock
 -- that was free: the token is the server's time in µs, the count is 1 and the remaining time is the lease. Otherwise it
 -- is `{code, now, …}`, see `Acquisition`.
 --

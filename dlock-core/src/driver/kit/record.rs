@@ -197,16 +197,16 @@ impl Record {
         let is_claimed = share.is_some() && claimed_until > time.now;
         if !self.is_unavailable(time) {
             return Ok(match req.join {
-                Some(_) => Decision::keep(Acquired::Gone),
-                None if is_claimed => {
+                Some(_) if !req.restores() => Decision::keep(Acquired::Gone),
+                _ if is_claimed => {
                     Decision::keep(Acquired::Held(self.refusal(claimed_until, time)))
                 }
-                None => self.begin(req, time)?,
+                _ => self.begin(req, time)?,
             });
         }
         let inside = self.owner == Some(req.owner);
         match req.join {
-            Some(token) if !inside || self.token != token.0 => {
+            Some(token) if !inside || (self.token != token.0 && !req.restores()) => {
                 return Ok(Decision::keep(Acquired::Gone));
             }
             None if !inside => {
@@ -256,8 +256,9 @@ impl Record {
             return Err(DamagedRecord::new("token").into());
         }
         let end = time.after(req.lease.length());
+        let least = self.token.saturating_add(u64::from(!req.restores() || req.floor < Some(FencingToken(self.token))));
         let next = Self {
-            token: (self.token.saturating_add(1)).max(req.floor.map_or(time.wall, |it| it.0)),
+            token: least.max(req.floor.map_or(time.wall, |it| it.0)),
             owner: Some(req.owner),
             holds: HoldSet::one(req.hold, end),
             unavailable_until: end,

@@ -24,8 +24,9 @@ for i, key in ipairs(KEYS) do
       if left > 0 or not ends then
         answer = left
         if lease > left then
+          -- First, as it needs no memory: a full server refuses a script only before its first write.
+          if ends or lease > rest then call('PEXPIRE', key, math.max(lease, rest)) end
           if ends then call('HSET', key, hold, (now + lease) .. note) end
-          if lease > rest then call('PEXPIRE', key, lease) end
           answer = lease
         elseif confirm and rest > 0 then call('PEXPIRE', key, rest)
         end

@@ -1,15 +1,19 @@
 //! Tests of servers that forget, stop, restart or refuse, and of network paths that die.
 
 use crate::bed::{SECOND, Testbed};
-use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
+use dlock_conformance::{
+    testbed::{RedisServer, redis::RedisOptions},
+    under_test::lasts,
+};
 use dlock_core::{
-    Effect, ErrorKind, RetryClass,
+    Effect, ErrorKind, Owner, RetryClass,
     driver::{Acquired, DistributedLock, Lane, Released, Renew},
 };
 use dlock_redis::RedisDriver;
 use std::{
     fmt::{Debug, Write},
     net::TcpListener,
+    num::NonZeroU32,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -199,8 +203,17 @@ async fn a_node_of_a_cluster_is_unsupported_at_connect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_server_refuses_without_effect() {
+async fn a_full_server_refuses_without_effect_and_renews_what_is_held() {
     let t = Testbed::start().await;
+    let alone = t.acquire("alone", SECOND * 30);
+    let mut permit = t.acquire("permit", SECOND * 30);
+    permit.owner = Owner::permits(NonZeroU32::MIN.saturating_add(1));
+    let first = t.acquire("entered", SECOND * 30);
+    t.granted(&first).await;
+    let entered = t.again(&first, SECOND * 30);
+    for req in [&alone, &permit, &entered] {
+        t.granted(req).await;
+    }
     let () = redis::cmd("CONFIG")
         .arg("SET")
         .arg("maxmemory")
@@ -215,6 +228,14 @@ async fn a_full_server_refuses_without_effect() {
         "{error:?}"
     );
     assert!(error.to_string().contains("maxmemory"), "{error}");
+    let held = [&permit, &entered, &alone].map(|req| {
+        let lease = Some(SECOND * 60);
+        Renew::new(req.name.clone(), req.owner, req.hold, lease)
+    });
+    let renewed = t.driver.renew(Lane::default(), &held, t.soon()).await;
+    for renewed in renewed.unwrap() {
+        assert!(lasts(&renewed, SECOND * 60), "{renewed:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -71,7 +71,7 @@ impl Native {
 
 /// One open connection, and what the client learned through it.
 pub(crate) struct Link {
-    id: u64,
+    pub(crate) id: u64,
     native: Native,
     /// Dropped with the connection: the next one may reach another server.
     pub(crate) server: ServerClock,
@@ -370,7 +370,7 @@ impl Connection {
     }
 
     /// The link that is up; waits for one until `give_up`. A request that fails here was never sent.
-    async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
+    pub(crate) async fn link(&self, give_up: Instant) -> Result<Arc<Link>> {
         if let State::Up(link) = &*self.state.borrow() {
             return Ok(link.clone());
         }

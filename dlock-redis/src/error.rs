@@ -157,6 +157,11 @@ pub(crate) fn masters_changed() -> DriverError {
     )
 }
 
+/// A listing cannot go on over another connection: the server may be another one, or have begun anew.
+pub(crate) fn walk_is_over() -> DriverError {
+    DriverError::unavailable("the connection was lost during the listing: begin it again")
+}
+
 /// Another master has the slot now, and the one before did not answer.
 pub(crate) fn superseded(was_sent: bool) -> DriverError {
     let effect = match was_sent {

@@ -255,7 +255,8 @@ impl Server {
     }
 
     /// One step of a walk over the keys of all nodes: the keys that it met, and where to continue. A cursor is that of
-    /// the server, and in a cluster the address of the master behind it.
+    /// the server, the number of the connection, since that of another server means nothing, and in a cluster the
+    /// address of the master.
     pub(crate) async fn scan(
         &self,
         from: Option<&Cursor>,
@@ -263,10 +264,10 @@ impl Server {
         count: usize,
     ) -> Result<(Vec<String>, Option<Cursor>)> {
         let from = from.map_or(Ok("0"), |from| std::str::from_utf8(&from.0));
-        let (at, addr) = from
-            .map(|it| it.split_once(' ').unwrap_or((it, "")))
-            .unwrap_or_default();
-        let at = at.parse().map_err(|_| error::bad_cursor())?;
+        let mut words = from.unwrap_or_default().splitn(3, ' ');
+        let at = words.next().and_then(|at| at.parse().ok());
+        let at: u64 = at.ok_or_else(error::bad_cursor)?;
+        let (over, addr) = (words.next(), words.next().unwrap_or_default());
         let (node, addr, following) = match &self.nodes {
             Nodes::One(node) => (Arc::clone(node), None, None),
             Nodes::Cluster(cluster) => {
@@ -280,16 +281,21 @@ impl Server {
                 )
             }
         };
-        let answer = node
-            .connection
-            .command(commands::scan(at, pattern, count))
-            .await?;
+        let connection = &node.connection;
+        let patience = connection.patience();
+        let link = connection.link(patience).await?;
+        let id = link.id.to_string();
+        if at > 0 && over != Some(&*id) {
+            return Err(error::walk_is_over());
+        }
+        let scan = commands::scan(at, pattern, count);
+        let answer = connection.command_over(&link, scan, patience).await?;
         let (next, found) = commands::read_scan(&answer).ok_or_else(error::garbled)?;
         let next = match (next, addr, following) {
             (0, _, None) => None,
-            (0, _, Some(following)) => Some(format!("0 {following}")),
-            (next, None, _) => Some(next.to_string()),
-            (next, Some(addr), _) => Some(format!("{next} {addr}")),
+            (0, _, Some(following)) => Some(format!("0 {id} {following}")),
+            (next, None, _) => Some(format!("{next} {id}")),
+            (next, Some(addr), _) => Some(format!("{next} {id} {addr}")),
         };
         let found = found.into_iter().map(str::to_owned).collect();
         Ok((found, next.map(|next| Cursor(next.into_bytes()))))

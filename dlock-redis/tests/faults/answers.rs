@@ -395,6 +395,12 @@ async fn list_walks_every_held_or_shut_name_of_a_prefix_and_decodes_it() {
     );
     assert_eq!(t.list("x:*", 100).await, ["x:*"]);
     assert_eq!(t.list("", 100).await.len(), 8);
+    // The cursor of another server means nothing, so not that of another connection.
+    let page = t.driver.list("", None, 1).await.unwrap();
+    assert!(page.next.is_some());
+    t.kill("normal").await;
+    let error = t.driver.list("", page.next.as_ref(), 1).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let error = t
         .driver
         .list("", Some(&dlock_core::driver::Cursor(b"x".to_vec())), 1)

@@ -122,7 +122,7 @@ impl Sentinels {
             pushed,
         });
         // They may have changed their minds before this connection could be told.
-        self.shared.drop_others(false);
+        self.shared.drop_others(false, false);
         Ok(at(server.addr(), host, *port))
     }
 
@@ -190,7 +190,7 @@ impl Shared {
             all[at] = said;
             is_new
         });
-        self.drop_others(false);
+        self.drop_others(false, false);
     }
 
     fn agreed(&self) -> Option<(Opinion, Instant)> {
@@ -204,8 +204,8 @@ impl Shared {
     }
 
     /// Ends the connections to other servers than the master; `expires`: and those to a master that was not named for too
-    /// long.
-    fn drop_others(&self, expires: bool) {
+    /// long. `warns` of those.
+    fn drop_others(&self, expires: bool, warns: bool) {
         let agreed = self.agreed();
         let (mut ended, mut is_unnamed) = (Vec::new(), false);
         self.dialed().retain_mut(|dialed| {
@@ -226,7 +226,7 @@ impl Shared {
             }
             is_master && !is_old
         });
-        if is_unnamed {
+        if is_unnamed && warns {
             tracing::warn!(
                 "redis: the connections to the master end, because the sentinels may have promoted another server: {}; {ADVICE}",
                 self.unnamed()
@@ -298,11 +298,9 @@ async fn expire(shared: Arc<Shared>) {
     loop {
         let before = shared.clock.now();
         tokio::time::sleep(CHECK_INTERVAL).await;
-        if shared.clock.now().since(before) > CHECK_INTERVAL + ANSWERS_WITHIN {
-            // This process stood still, and asked none of them.
-            tokio::time::sleep(ANSWERS_WITHIN).await;
-        }
-        shared.drop_others(true);
+        // If this process stood still, it asked none of them: the master may be another one, and no sentinel is to blame.
+        let stood = shared.clock.now().since(before) > CHECK_INTERVAL + ANSWERS_WITHIN;
+        shared.drop_others(true, !stood);
     }
 }
 
@@ -432,12 +430,42 @@ mod tests {
                         shared.says(at, Said { opinion, asked });
                     }
                 }
-                shared.drop_others(true);
+                shared.drop_others(true, true);
                 shared.clock.jump(Duration::from_secs(1));
                 shared.dialed().is_empty()
             });
             assert_eq!(ended, wanted, "{each:?}");
         }
+    }
+
+    /// The sentinels are asked again only a moment later, and may then not be reached.
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_a_process_had_before_it_stood_still_end_at_once() {
+        let clock = Clock::simulated();
+        let pushed: Arc<Pushed> = Arc::new(|_| ());
+        let said = || Said {
+            opinion: at(1),
+            asked: clock.now(),
+        };
+        let shared = Arc::new(Shared {
+            name: String::new(),
+            hosts: Vec::new(),
+            clients: Vec::new(),
+            clock: clock.clone(),
+            said: watch::Sender::new(vec![said()]),
+            dialed: Mutex::new(vec![Dialed {
+                master: at(1),
+                named: clock.now(),
+                pushed: Arc::downgrade(&pushed),
+            }]),
+            checked: AtomicBool::new(true),
+        });
+        let expiring = tokio::spawn(super::expire(Arc::clone(&shared)));
+        tokio::task::yield_now().await; // it sleeps
+        clock.jump(Duration::from_secs(60));
+        tokio::time::sleep(super::CHECK_INTERVAL * 2).await;
+        assert!(shared.dialed().is_empty());
+        expiring.abort();
     }
 
     #[test]

@@ -121,7 +121,8 @@ impl Cluster {
             let Err(error) = answer else {
                 return answer;
             };
-            next = redirect(&error, &addr);
+            next = redirect(&error, &addr)
+                .map(|(to, asks)| (self.map.borrow().known_as(to), asks));
             self.stale.notify_one();
             let is_split = error::native(&error).is_some_and(|it| it.code() == Some("TRYAGAIN"));
             // The node may have closed its connection because it is a master no more.
@@ -300,10 +301,14 @@ async fn follow(cluster: Weak<Cluster>, stale: Arc<Notify>) {
         let all = cluster.refresh().await.inspect_err(|error| {
             tracing::debug!(%error, "redis: no node says where the slots are");
         });
-        let opens = cluster.masters().into_iter();
-        let opens = opens.map(|addr| timeout(ANSWERS_WITHIN, cluster.node(addr)));
+        let opens = cluster.masters().into_iter().map(|addr| {
+            let cluster = Arc::clone(&cluster);
+            // In a task, because one that takes longer is to go on.
+            let opening = tokio::spawn(async move { cluster.node(addr).await.is_ok() });
+            timeout(ANSWERS_WITHIN, opening)
+        });
         let mut opened = join_all(opens).await.into_iter();
-        let is_whole = opened.all(|it| it.is_ok_and(|it| it.is_ok()));
+        let is_whole = opened.all(|it| matches!(it, Ok(Ok(true))));
         pause = match all {
             Ok(true) if is_whole => POLL_INTERVAL,
             _ => SOON,

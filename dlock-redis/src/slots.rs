@@ -3,7 +3,11 @@
 //! All keys of a lock have one slot. Each node says which master has a slot and at which epoch; the claim with the
 //! greatest epoch counts, as it does among the nodes.
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+};
 
 /// The address of a node, `host:port`.
 pub(crate) type NodeAddr = Arc<str>;
@@ -15,6 +19,8 @@ pub(crate) struct Map {
     nodes: Vec<NodeAddr>,
     /// For each slot the position of its owner among the nodes.
     owners: Vec<usize>,
+    /// The addresses of masters by their other ones: a refusal may name the IP of a node that is known by its host name.
+    aliases: HashMap<NodeAddr, NodeAddr>,
 }
 
 impl Map {
@@ -46,11 +52,20 @@ impl Map {
         let mut used = owners.clone();
         used.dedup();
         let masters = used.iter().filter_map(|node| nodes.get(*node).cloned());
+        let aliases = claims
+            .iter()
+            .filter_map(|claim| Some((claim.alias.clone()?, claim.addr.clone())));
         Self {
             masters: masters.collect(),
+            aliases: aliases.collect(),
             nodes,
             owners,
         }
+    }
+
+    /// The address by which the map knows that node.
+    pub(crate) fn known_as(&self, addr: NodeAddr) -> NodeAddr {
+        self.aliases.get(&addr).cloned().unwrap_or(addr)
     }
 
     pub(crate) fn owner(&self, slot: u16) -> Option<NodeAddr> {
@@ -69,6 +84,7 @@ impl fmt::Debug for Map {
 #[derive(PartialEq, Eq)]
 struct Node {
     addr: NodeAddr,
+    alias: Option<NodeAddr>,
     epoch: u64,
     slots: Vec<(usize, usize)>,
 }
@@ -79,11 +95,11 @@ impl Node {
         let (addr, rest) = words.next()?.split_once('@')?;
         let (ip, port) = addr.rsplit_once(':')?;
         let name = rest.split(',').nth(1).unwrap_or_default();
-        let host = match ip {
-            _ if prefers_names && !name.is_empty() => name,
+        let (host, other) = match ip {
+            _ if prefers_names && !name.is_empty() => (name, ip),
             // It never met another node.
-            "" => asked,
-            ip => ip,
+            "" => (asked, name),
+            ip => (ip, name),
         };
         let flags: Vec<_> = words.next()?.split(',').collect();
         let unusable = ["handshake", "noaddr"];
@@ -99,6 +115,7 @@ impl Node {
         };
         Some(Self {
             addr: format!("{host}:{port}").into(),
+            alias: (!other.is_empty()).then(|| format!("{other}:{port}").into()),
             epoch,
             slots: slots.filter_map(range).collect(),
         })
@@ -153,6 +170,10 @@ mod tests {
         assert_eq!(map.masters.len(), 2);
         let named = Map::read(&answers[1..], true);
         assert_eq!(named.owner(0).as_deref(), Some("two:7000"));
+        // As a refusal names it.
+        assert_eq!(&*named.known_as("10.0.0.2:7000".into()), "two:7000");
+        assert_eq!(&*map.known_as("two:7000".into()), "10.0.0.2:7000");
+        assert_eq!(&*named.known_as("10.0.0.9:7000".into()), "10.0.0.9:7000");
         assert_eq!(named.owner(3), None);
         assert!(Map::read(&[], false).masters.is_empty());
     }

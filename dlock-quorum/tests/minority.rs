@@ -262,7 +262,7 @@ async fn waiters_do_not_keep_a_store_that_lost_the_hold_from_having_it_again() {
         lives_for(&guard, LEASE * 2).await;
         let shown = bed.store(0).inspect(&name()).await.unwrap();
         let owners: Vec<_> = shown.holders.iter().map(|holder| holder.owner).collect();
-        assert_eq!(owners, [guard.owner().fingerprint()], "{clients} {tasks}");
+        assert_eq!(owners, [guard.owner()], "{clients} {tasks}");
         guard.release().await.unwrap();
         for waiting in waiting {
             waiting.await.unwrap().unwrap().release().await.unwrap();

@@ -373,8 +373,8 @@ fn held(refusal: &Refusal, req: &Acquire) -> Held {
     held.ahead = refusal.ahead;
     held.poll_in = Some(match (req.ticket, refusal.ahead) {
         // A waiter behind others need not poll at the end of a lease: the first waiter does, and each is
-        // notified when it becomes first.
-        (Some(_), Some(1..)) => interval,
+        // notified when it becomes first. At the end of a turn that was not taken it serves those before it.
+        (Some(_), Some(1..)) if held.by.is_some() => interval,
         (Some(_), _) => rest.min(interval),
         (None, _) => rest,
     });

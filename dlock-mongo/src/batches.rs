@@ -11,7 +11,7 @@ use crate::{
     sending::RequestPermits,
 };
 use dlock_core::{
-    FencingToken, Instant, LockName,
+    Effect, FencingToken, Instant, LockName,
     driver::{
         Acquire, Result,
         kit::{Batch, BatchPolicy, Class, Freed, Stored},
@@ -173,7 +173,8 @@ impl Server {
             return Ok(Told { met, found });
         }
         let find = commands::find(connection.collection(), names, level);
-        let reply = connection.send(permits, find).await.map_err(error::open)?;
+        let reply = connection.send(permits, find).await;
+        let reply = reply.map_err(|error| error.with_effect(Effect::Unknown))?;
         let found = found(&reply);
         Ok(Told { met, found })
     }

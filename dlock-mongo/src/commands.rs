@@ -300,19 +300,15 @@ pub(crate) fn indexes_of(name: &str) -> Document {
 /// The changes that wake a waiter: a lock became free or unavailable, or its document was replaced or
 /// removed. A renewal, an added hold and a released hold that was not the last do not wake, but for a permit
 /// that was returned. The server sends only the name.
-pub(crate) fn freed_names(names: Option<Vec<Bson>>) -> Vec<Document> {
+pub(crate) fn freed_names() -> Vec<Document> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },
         { "updateDescription.updatedFields.until": date(0) },
         { "updateDescription.updatedFields.returned": { "$exists": true } },
         { "operationType": { "$in": ["delete", "replace"] } },
     ] };
-    let mut wanted = doc! { "$and": [freed] };
-    if let Some(names) = names {
-        wanted.insert("documentKey._id", doc! { "$in": names });
-    }
     vec![
-        doc! { "$match": wanted },
+        doc! { "$match": freed },
         doc! { "$project": { "_id": 1, "operationType": 1, "ns": 1, "documentKey": 1 } },
     ]
 }

@@ -148,7 +148,7 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
         refuse_weaker(&server)?;
         if let Some(few @ ..FEWEST) = server.max_pool_size {
             return Err(DriverError::misuse(format!(
-                "the MongoDB URL says maxPoolSize={few}, and dlock needs {FEWEST}: a change stream holds one or two, and renewals must not wait for acquires"
+                "the MongoDB URL says maxPoolSize={few}, and dlock needs {FEWEST}: a change stream holds one, and renewals must not wait for acquires"
             )));
         }
         let database = server

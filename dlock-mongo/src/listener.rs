@@ -1,11 +1,10 @@
-//! Wake-ups: one change stream per client, filtered to the names that have waiters.
+//! Wake-ups: one change stream per client, of the releases of all names.
 //!
-//! The stream begins with the first waiter and ends when there has been none for a while. If the filter lacks
-//! a name, the client reads that document once the stream with the name is open, so that no release falls
-//! between the refusal and the stream. It reads and does not acquire: the server would execute a pending
-//! acquire even after the client was killed, and the lock would be held for a lease. A filter cannot be
-//! changed, so a new name needs a new stream. Where that would happen every second, the stream takes all
-//! names, and the client drops the events of names without waiters.
+//! The stream begins with the first waiter and ends when there has been none for a while. The names that wait when it is
+//! open are read once, so that no release falls between the refusal and the stream. They are read and not acquired: the
+//! server would execute a pending acquire even after the client was killed, and the lock would be held for a lease. A
+//! filter to the names that wait would need a new stream for each new name, and the server looks at each change for each
+//! stream in any case.
 //!
 //! All waiters are notified of a release, and one of them gets the lock. [`Races`] spreads the attempts of clients that
 //! keep losing.
@@ -20,7 +19,7 @@ use crate::{
     document::found,
     error,
     races::Races,
-    stream::{listen, open},
+    stream::{open, read},
 };
 use async_trait::async_trait;
 use dlock_core::{
@@ -35,15 +34,12 @@ use mongodb::{bson::Document, error::Error as NativeError};
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
-/// The waiters of a client, and the tasks that listen for them.
+/// The waiters of a client, and the task that listens for them.
 pub(crate) struct Listener {
     shared: Arc<Shared>,
 }
@@ -52,29 +48,19 @@ pub(crate) struct Shared {
     pub(crate) connection: Connection,
     wake_ups: WakeUps,
     waiting: Mutex<Waiting>,
-    /// The filter lacks a new name, or the driver was closed.
-    pub(crate) changed: Arc<Notify>,
 }
 
 struct Waiting {
     names: HashMap<LockName, HashSet<Ticket>>,
     races: Races,
-    /// The names of the newest stream.
-    filter: Filter,
-    /// Counts the streams. An older stream ends when it next reads.
-    generation: u64,
+    /// Since when there has been no waiter.
+    idle: Option<Instant>,
+    /// The task that keeps a stream open runs.
     keeper: bool,
     /// The last attempt to open a stream failed.
     deaf: bool,
     /// The warning was logged.
     told: bool,
-}
-
-/// The names whose changes a stream shows; `None`: all.
-type Filter = Option<HashSet<LockName>>;
-
-fn shows(filter: &Filter, name: &LockName) -> bool {
-    filter.as_ref().is_none_or(|names| names.contains(name))
 }
 
 impl Listener {
@@ -83,8 +69,7 @@ impl Listener {
         let waiting = Waiting {
             names: HashMap::new(),
             races: Races::default(),
-            filter: Some(HashSet::new()),
-            generation: 0,
+            idle: None,
             keeper: false,
             deaf: false,
             told: false,
@@ -93,7 +78,6 @@ impl Listener {
             connection,
             wake_ups: WakeUps::new(),
             waiting: Mutex::new(waiting),
-            changed: Arc::default(),
         };
         if !on {
             shared.wake_ups.close();
@@ -105,7 +89,7 @@ impl Listener {
 
     /// Whether this user may have a change stream on this server.
     pub(crate) async fn can_be_had(connection: &Connection) -> Result<bool> {
-        match open(connection, Some(Vec::new())).await {
+        match open(connection).await {
             Ok(_) => Ok(true),
             Err(cause) if error::no_stream(&cause) => {
                 tracing::debug!(reason = %error::failed(&cause), "mongodb: no change streams, so waiters poll");
@@ -129,8 +113,6 @@ impl Listener {
         let mut waiting = self.shared.waiting();
         self.shared.wake_ups.close();
         waiting.names.clear();
-        waiting.generation += 1;
-        self.shared.changed.notify_one();
     }
 }
 
@@ -140,32 +122,22 @@ impl Waiters for Listener {
         self.shared.wake_ups.stream()
     }
 
-    /// Answers `true` also where the name will be listened to in a moment.
+    /// Answers `true` also where the stream will be open in a moment.
     async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let mut waiting = self.shared.waiting();
         if self.shared.wake_ups.is_closed() {
             return false;
         }
-        if !waiting.names.contains_key(name) && waiting.names.len() >= MOST {
-            return false;
-        }
         let tickets = waiting.names.entry(name.clone()).or_default();
         tickets.insert(ticket);
-        if !shows(&waiting.filter, name) {
-            self.shared.changed.notify_one();
-        }
+        waiting.idle = None;
         if !std::mem::replace(&mut waiting.keeper, true) {
-            let kept = keep(
-                Arc::downgrade(&self.shared),
-                Arc::clone(&self.shared.changed),
-            );
+            let kept = keep(Arc::downgrade(&self.shared));
             self.shared.connection.runtime().spawn(kept);
         }
         !waiting.deaf
     }
 
-    /// The filter keeps the name until the next stream, so a waiter that comes back soon is
-    /// notified at once.
     fn forget(&self, name: &LockName, ticket: Ticket) {
         let mut waiting = self.shared.waiting();
         if let Some(tickets) = waiting.names.get_mut(name) {
@@ -225,13 +197,21 @@ impl Shared {
         }
     }
 
-    pub(crate) fn is_current(&self, generation: u64) -> bool {
-        let waiting = self.waiting();
-        waiting.generation == generation && !self.wake_ups.is_closed()
+    /// Whether there is a waiter, or was one a while ago. If not, the task ends that asked.
+    pub(crate) fn wants_a_stream(&self) -> bool {
+        let mut waiting = self.waiting();
+        if waiting.names.is_empty() {
+            waiting.idle.get_or_insert_with(Instant::now);
+        }
+        let is_idle = waiting.idle.is_some_and(|since| since.elapsed() > IDLE);
+        if self.wake_ups.is_closed() || is_idle {
+            (waiting.keeper, waiting.deaf, waiting.idle) = (false, false, None);
+        }
+        waiting.keeper
     }
 }
 
-/// Reads names that the previous stream lacked: a release may have come before the new stream.
+/// Reads the names that waited before the stream was open: a release may have come before it.
 async fn read_missed(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
     for some in names.chunks(LISTED) {
         let find = commands::find(connection.collection(), some.iter(), "local");
@@ -247,92 +227,40 @@ async fn read_missed(shared: Weak<Shared>, connection: Connection, names: Vec<Lo
     }
 }
 
-/// Keeps a stream open that covers every name with waiters, until there are none or the driver is gone.
-async fn keep(shared: Weak<Shared>, changed: Arc<Notify>) {
-    let mut opened: Option<Instant> = None;
+/// Keeps a stream open until there are no waiters or the driver is gone.
+async fn keep(shared: Weak<Shared>) {
     let mut backoff = Backoff::new(SHORTEST, LONGEST);
-    let ended = Arc::new(AtomicBool::new(false));
-    loop {
-        let Some(here) = shared.upgrade() else { return };
-        let lost = ended.swap(false, Ordering::Relaxed);
-        let wanted = {
-            let mut waiting = here.waiting();
-            if here.wake_ups.is_closed() {
-                waiting.keeper = false;
-                return;
-            }
-            let lacking = waiting
-                .names
-                .keys()
-                .any(|name| !shows(&waiting.filter, name));
-            if lost {
-                waiting.filter = Some(HashSet::new());
-            }
-            if waiting.names.is_empty() && opened.is_none_or(|opened| opened.elapsed() > IDLE) {
-                waiting.keeper = false;
-                waiting.filter = Some(HashSet::new());
-                waiting.generation += 1;
-                return;
-            }
-            let busy = !lost && opened.is_some_and(|opened| opened.elapsed() < OFTEN);
-            (lost || lacking).then(|| -> Filter {
-                match busy || waiting.names.len() > LISTED {
-                    true => None,
-                    false => Some(waiting.names.keys().cloned().collect()),
+    let mut lost = false;
+    while let Some(here) = shared.upgrade().filter(|here| here.wants_a_stream()) {
+        match open(&here.connection).await {
+            Ok(stream) => {
+                let opened = Instant::now();
+                here.opened(lost);
+                drop(here);
+                lost = read(&shared, stream).await;
+                if !lost {
+                    return;
                 }
-            })
-        };
-        if let Some(filter) = wanted {
-            let listed = |names: &HashSet<LockName>| -> Vec<_> {
-                names.iter().map(|name| name.as_str().into()).collect()
-            };
-            let names = filter.as_ref().map(listed);
-            // Not in a `select!`: a future of the native client must run to completion.
-            match open(&here.connection, names).await {
-                Ok(stream) => {
-                    opened = Some(Instant::now());
+                if opened.elapsed() > LONGEST {
                     backoff = Backoff::new(SHORTEST, LONGEST);
-                    let (generation, new) = here.opened(filter, lost);
-                    let (runtime, connection) = (here.connection.runtime(), &here.connection);
-                    runtime.spawn(read_missed(Arc::downgrade(&here), connection.clone(), new));
-                    let listening = listen(
-                        Arc::downgrade(&here),
-                        generation,
-                        stream,
-                        Arc::clone(&ended),
-                    );
-                    runtime.spawn(listening);
-                }
-                Err(cause) => {
-                    here.failed(&cause);
-                    ended.store(lost, Ordering::Relaxed);
-                    drop(here);
-                    tokio::time::sleep(backoff.pause()).await;
-                    changed.notify_one();
                 }
             }
-            continue;
+            Err(cause) => here.failed(&cause),
         }
-        drop(here);
-        drop(tokio::time::timeout(IDLE, changed.notified()).await);
+        tokio::time::sleep(backoff.pause()).await;
     }
 }
 
 impl Shared {
-    /// Notes that a new stream is open; the one before it ends. Answers the number of the stream, and the
-    /// names that the one before it lacked.
-    fn opened(&self, filter: Filter, lost: bool) -> (u64, Vec<LockName>) {
+    /// Notes that a stream is open. If one before it was lost, or none could be had, all waiters poll.
+    fn opened(self: &Arc<Self>, lost: bool) {
         let mut waiting = self.waiting();
-        let before = std::mem::replace(&mut waiting.filter, filter);
-        waiting.generation += 1;
-        let was_deaf = std::mem::take(&mut waiting.deaf);
-        if lost || was_deaf {
-            self.resync();
-            return (waiting.generation, Vec::new());
+        if std::mem::take(&mut waiting.deaf) || lost {
+            return self.resync();
         }
-        let heard = |name: &&LockName| !shows(&before, name) && shows(&waiting.filter, name);
-        let new = waiting.names.keys().filter(heard).cloned().collect();
-        (waiting.generation, new)
+        let names = waiting.names.keys().cloned().collect();
+        let reading = read_missed(Arc::downgrade(self), self.connection.clone(), names);
+        self.connection.runtime().spawn(reading);
     }
 
     fn failed(&self, cause: &NativeError) {
@@ -344,14 +272,10 @@ impl Shared {
     }
 }
 
-/// If streams would be opened more often than this, the next one takes all names.
-const OFTEN: Duration = Duration::from_secs(1);
-/// More names than this are not listed: the server compares each change with each of them.
+/// The names of one reading.
 const LISTED: usize = 1_000;
 /// A stream without waiters is closed after this long.
 const IDLE: Duration = Duration::from_secs(10);
 /// Pauses between attempts to open a stream.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
-/// The most names that one client listens to. Waiters for further names poll.
-const MOST: usize = 10_000;

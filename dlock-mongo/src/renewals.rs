@@ -10,7 +10,7 @@ use crate::{
     error,
 };
 use dlock_core::{
-    ErrorKind, Instant,
+    Effect, ErrorKind, Instant,
     driver::{
         DriverError, Renew, Renewed, Result,
         kit::{Class, Stored, again},
@@ -101,7 +101,7 @@ impl Server {
         let names = entries.iter().map(|sole| &sole.name);
         let find = commands::find(connection.collection(), names, self.kind.proven());
         let reply = connection.send(&permits, find).await;
-        let found = found(&reply.map_err(error::open)?);
+        let found = found(&reply.map_err(|error| error.with_effect(Effect::Unknown))?);
         let seen = connection.now().since(began);
         let answer = |sole: &Sole| {
             let Some(seen_here) = found.get(&sole.name) else {

@@ -31,7 +31,7 @@ fn holder(lock: &Snapshot) -> String {
         return "damaged".to_owned();
     }
     let Some(holder) = lock.holders.first() else {
-        return "nobody: unavailable".to_owned();
+        return "none: unavailable".to_owned();
     };
     match holder.owner.mode() {
         Mode::Shared => format!("shared by {}", lock.holds),

@@ -23,7 +23,7 @@ use std::{
 
 impl Client {
     /// Returns the job of this name, to be run at regular times by one of the replicas that schedule it. It
-    /// does no I/O. The lock of the same name is the job's, so whoever holds that lock, an
+    /// does no I/O. The lock of the same name is the job's, so a holder of that lock, an
     /// election of the same name, say, keeps it from running.
     ///
     /// # Errors

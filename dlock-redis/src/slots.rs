@@ -39,9 +39,9 @@ impl Map {
         let mut nodes: Vec<_> = claims.iter().map(|claim| claim.addr.clone()).collect();
         nodes.sort();
         nodes.dedup();
-        let mut owners = vec![NOBODY; COUNT];
+        let mut owners = vec![UNCLAIMED; COUNT];
         for claim in &claims {
-            let node = nodes.binary_search(&claim.addr).unwrap_or(NOBODY);
+            let node = nodes.binary_search(&claim.addr).unwrap_or(UNCLAIMED);
             for (from, to) in &claim.slots {
                 if let Some(slots) = owners.get_mut(*from..=*to) {
                     slots.fill(node);
@@ -139,7 +139,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 const COUNT: usize = 16_384;
 /// The owner of a slot that no node claims.
-const NOBODY: usize = usize::MAX;
+const UNCLAIMED: usize = usize::MAX;
 
 #[cfg(test)]
 mod tests {

@@ -93,13 +93,13 @@ struct State {
     waiting: HashMap<u64, HashMap<LockName, HashSet<Ticket>>>,
     /// The channels that the connection is subscribed to.
     subscribed: HashSet<u64>,
-    task: Option<(mpsc::Sender<Wish>, AbortHandle)>,
+    task: Option<(mpsc::Sender<Request>, AbortHandle)>,
     /// The last attempt to connect or to subscribe failed, and the next one is not due yet.
     away_until: Option<Instant>,
 }
 
-/// A channel to subscribe to, and who waits for that.
-type Wish = (u64, oneshot::Sender<()>);
+/// A channel to subscribe to, and where to say that it is done.
+type Request = (u64, oneshot::Sender<()>);
 
 impl<S: Subscriber> Subscriptions<S> {
     /// No waiter and no connection.
@@ -136,7 +136,7 @@ impl<S: Subscriber> Waiters for Subscriptions<S> {
     /// next poll finds the channel. Call it inside a runtime.
     async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let hash = hash_of(name.as_str());
-        let wishes = {
+        let requests = {
             let mut state = self.0.state();
             let is_full = state.waiting.len() >= MOST && !state.waiting.contains_key(&hash);
             if self.0.wake_ups.is_closed() || is_full {
@@ -150,11 +150,11 @@ impl<S: Subscriber> Waiters for Subscriptions<S> {
             if state.away_until.is_some_and(|end| Instant::now() < end) {
                 return false;
             }
-            self.0.wishes(&mut state)
+            self.0.requests(&mut state)
         };
         let subscribing = async {
             let (done, answer) = oneshot::channel();
-            wishes.send((channel_of(hash), done)).await.ok()?;
+            requests.send((channel_of(hash), done)).await.ok()?;
             answer.await.ok()
         };
         matches!(timeout(LISTEN, subscribing).await, Ok(Some(())))
@@ -198,27 +198,27 @@ impl<S: Subscriber> Shared<S> {
     }
 
     /// Where to ask for channels. The task begins with the first waiter, and anew if its runtime has ended.
-    fn wishes(self: &Arc<Self>, state: &mut State) -> mpsc::Sender<Wish> {
+    fn requests(self: &Arc<Self>, state: &mut State) -> mpsc::Sender<Request> {
         match &state.task {
-            Some((wishes, _)) if !wishes.is_closed() => wishes.clone(),
+            Some((requests, _)) if !requests.is_closed() => requests.clone(),
             _ => {
-                let (wishes, asked) = mpsc::channel(UNREAD);
+                let (requests, asked) = mpsc::channel(UNREAD);
                 let task = tokio::spawn(follow(Arc::clone(self), asked));
-                state.task = Some((wishes.clone(), task.abort_handle()));
-                wishes
+                state.task = Some((requests.clone(), task.abort_handle()));
+                requests
             }
         }
     }
 
     /// Serves one connection until it is lost, or no waiter needs it.
-    async fn serve(&self, first: Wish, asked: &mut mpsc::Receiver<Wish>) -> Result<()> {
+    async fn serve(&self, first: Request, asked: &mut mpsc::Receiver<Request>) -> Result<()> {
         let subscriber = &self.subscriber;
         let mut connection = answered(subscriber.connect()).await?;
-        let mut wish = Some(first);
+        let mut request = Some(first);
         let mut tick = tokio::time::interval(TICK);
         tick.reset();
         loop {
-            if let Some((channel, done)) = wish.take() {
+            if let Some((channel, done)) = request.take() {
                 if !self.state().subscribed.contains(&channel) {
                     answered(subscriber.subscribe(&mut connection, channel)).await?;
                     self.state().subscribed.insert(channel);
@@ -227,7 +227,7 @@ impl<S: Subscriber> Shared<S> {
             }
             tokio::select! {
                 asked = asked.recv() => match asked {
-                    Some(asked) => wish = Some(asked),
+                    Some(asked) => request = Some(asked),
                     None => return Ok(()),
                 },
                 published = subscriber.next(&mut connection) => self.published(published?),
@@ -261,14 +261,14 @@ impl<S: Subscriber> Shared<S> {
     }
 }
 
-async fn follow<S: Subscriber>(shared: Arc<Shared<S>>, mut asked: mpsc::Receiver<Wish>) {
-    while let Some(wish) = asked.recv().await {
+async fn follow<S: Subscriber>(shared: Arc<Shared<S>>, mut asked: mpsc::Receiver<Request>) {
+    while let Some(request) = asked.recv().await {
         let away_until = shared.state().away_until;
         if away_until.is_some_and(|end| Instant::now() < end) {
             continue; // asked before the failure
         }
         let lost = Lost(&shared);
-        if let Err(error) = shared.serve(wish, &mut asked).await {
+        if let Err(error) = shared.serve(request, &mut asked).await {
             tracing::debug!(%error, "wake-ups are missed: waiters poll");
             let state = &mut *shared.state();
             if state.subscribed.is_empty() {

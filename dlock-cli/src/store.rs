@@ -111,57 +111,27 @@ fn is_session(url: &str) -> bool {
     url.starts_with("zk:") || url.starts_with("zk+tls:")
 }
 
-/// A store that dlock is built without by default.
-struct OptionalStore {
-    /// The schemes, without `+tls` and the like.
-    schemes: &'static [&'static str],
-    store: &'static str,
-    feature: &'static str,
-    is_built: bool,
-}
-
-const OPTIONAL: [OptionalStore; 3] = [
-    OptionalStore {
-        schemes: &["mongodb"],
-        store: "MongoDB",
-        feature: "mongo",
-        is_built: cfg!(feature = "mongo"),
-    },
-    OptionalStore {
-        schemes: &["postgres", "postgresql"],
-        store: "PostgreSQL",
-        feature: "postgres",
-        is_built: cfg!(feature = "postgres"),
-    },
-    OptionalStore {
-        schemes: &["etcd"],
-        store: "etcd",
-        feature: "etcd",
-        is_built: cfg!(feature = "etcd"),
-    },
+/// The stores that dlock is built without by default: their schemes, without `+tls` and the like, their features, and
+/// whether they are built in.
+const OPTIONAL: [(&[&str], &str, bool); 3] = [
+    (&["mongodb"], "mongo", cfg!(feature = "mongo")),
+    (&["postgres", "postgresql"], "postgres", cfg!(feature = "postgres")),
+    (&["etcd"], "etcd", cfg!(feature = "etcd")),
 ];
 
 /// Refuses a store that is not built in.
 fn is_built(url: &str) -> Result<(), String> {
-    stores(url).try_for_each(|url| match optional(url) {
-        Some(missing) if !missing.is_built => Err(missing.refusal()),
-        _ => Ok(()),
+    stores(url).try_for_each(|url| {
+        let scheme = url.split([':', '+']).next().unwrap_or_default();
+        let scheme = scheme.to_ascii_lowercase();
+        let mut optional = OPTIONAL.iter();
+        match optional.find(|(schemes, ..)| schemes.contains(&&*scheme)) {
+            Some((_, feature, false)) => Err(format!(
+                "this dlock was built without {scheme}: build it with `cargo install --locked --path dlock-cli --features {feature}`"
+            )),
+            _ => Ok(()),
+        }
     })
-}
-
-fn optional(url: &str) -> Option<&'static OptionalStore> {
-    let scheme = url.split(':').next()?.to_ascii_lowercase();
-    let plain = scheme.split('+').next()?;
-    OPTIONAL.iter().find(|store| store.schemes.contains(&plain))
-}
-
-impl OptionalStore {
-    fn refusal(&self) -> String {
-        format!(
-            "this dlock was built without {}: build it with `cargo install --locked --path dlock-cli --features {}`",
-            self.store, self.feature
-        )
-    }
 }
 
 /// Refuses a store that no other process shares, because every process would get every lock.
@@ -200,24 +170,9 @@ fn withheld() -> String {
 /// pay for it.
 pub(crate) fn provide_tls(url: &str) {
     let scheme = url.split(':').next().unwrap_or_default();
-    if !matches!(
-        scheme,
-        "memory"
-            | "sqlite"
-            | "redis"
-            | "redis+unix"
-            | "redis+sentinel"
-            | "redis+cluster"
-            | "mongodb"
-            | "mongodb+srv"
-            | "mysql"
-            | "mariadb"
-            | "postgres"
-            | "postgresql"
-            | "etcd"
-            | "etcd+tls"
-            | "zk"
-    ) {
+    let scheme = scheme.to_ascii_lowercase();
+    // The clients of the other stores bring their own.
+    if scheme.starts_with("rediss") || matches!(&*scheme, "zk+tls" | "quorum") {
         drop(rustls::crypto::ring::default_provider().install_default()); // fails only if one is installed
     }
 }
@@ -285,24 +240,21 @@ mod tests {
 
     #[test]
     fn a_store_that_is_not_built_in_is_named_with_its_feature() {
-        for (url, store, feature) in [
-            ("mongodb+srv://h/", "MongoDB", "mongo"),
-            ("MongoDB://h/", "MongoDB", "mongo"),
-            ("postgresql://h/", "PostgreSQL", "postgres"),
-            ("postgres:///app?host=/run", "PostgreSQL", "postgres"),
-            ("etcd+tls://h:2379/", "etcd", "etcd"),
+        for (url, feature) in [
+            ("mongodb+srv://h/", "mongo"),
+            ("MongoDB://h/", "mongo"),
+            ("postgresql://h/", "postgres"),
+            ("postgres:///app?host=/run", "postgres"),
+            ("etcd+tls://h:2379/", "etcd"),
         ] {
-            let found = optional(url).unwrap();
-            let refusal = found.refusal();
-            assert!(refusal.contains(&format!("without {store}:")), "{refusal}");
-            assert!(
-                refusal.ends_with(&format!("--features {feature}`")),
-                "{refusal}"
-            );
-            assert_eq!(
-                is_built(url),
-                if found.is_built { Ok(()) } else { Err(refusal) }
-            );
+            let (_, _, built) = OPTIONAL.iter().find(|(_, its, _)| *its == feature).unwrap();
+            match is_built(url) {
+                Ok(()) => assert!(built, "{url}"),
+                Err(refusal) => {
+                    let ending = format!("--features {feature}`");
+                    assert!(!built && refusal.ends_with(&ending), "{refusal}");
+                }
+            }
         }
         for url in ["sqlite:/s", "redis://etcd/", "/mongodb", "zk+tls://h"] {
             assert_eq!(is_built(url), Ok(()), "{url}");
@@ -316,7 +268,7 @@ mod tests {
         let (features, _) = features.split_once("\n\n").unwrap();
         let named = features.lines().filter_map(|line| line.split_once(" = "));
         let named: Vec<_> = named.map(|(feature, _)| feature).collect();
-        assert_eq!(named, OPTIONAL.map(|store| store.feature));
+        assert_eq!(named, OPTIONAL.map(|(_, feature, _)| feature));
     }
 
     #[test]

@@ -115,7 +115,11 @@ fn is_session(url: &str) -> bool {
 /// whether they are built in.
 const OPTIONAL: [(&[&str], &str, bool); 3] = [
     (&["mongodb"], "mongo", cfg!(feature = "mongo")),
-    (&["postgres", "postgresql"], "postgres", cfg!(feature = "postgres")),
+    (
+        &["postgres", "postgresql"],
+        "postgres",
+        cfg!(feature = "postgres"),
+    ),
     (&["etcd"], "etcd", cfg!(feature = "etcd")),
 ];
 
@@ -215,7 +219,7 @@ fn escaped(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{OPTIONAL, default, is_built, optional, with_session};
+    use super::{OPTIONAL, default, is_built, with_session};
     use std::{ffi::OsString, time::Duration};
 
     fn with<'a>(set: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {

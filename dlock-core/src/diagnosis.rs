@@ -2,7 +2,7 @@
 
 use crate::{
     admin::Admin,
-    driver::{Acquire, Acquired, Finding, Holds, Release, Released, Renew, Renewed},
+    driver::{Acquire, Acquired, Finding, Release, Released, Renew, Renewed},
     engine::{Engine, call::ATTEMPT_LIMIT},
     error::{Effect, Error},
     lease::Lease,

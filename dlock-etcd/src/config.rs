@@ -2,7 +2,10 @@
 
 use dlock_core::{
     ErrorKind,
-    driver::{DriverError, Result, kit::{parse_login, split_url}},
+    driver::{
+        DriverError, Result,
+        kit::{parse_login, split_url},
+    },
 };
 use std::{fmt, path::PathBuf, str::FromStr};
 

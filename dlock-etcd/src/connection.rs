@@ -205,7 +205,10 @@ impl Connection {
             Ok(list) => {
                 let members = list.members().iter();
                 let voters = members.filter(|member| !member.is_learner()).count();
-                found.push(Finding::voters("the cluster", voters));
+                found.push(Finding::voters(
+                    format!("the cluster has {voters} voting members"),
+                    voters,
+                ));
             }
             Err(error) => {
                 tracing::debug!(target: "dlock::etcd", %error, "the members could not be read")

@@ -78,7 +78,10 @@ impl Kind {
                 ),
                 "replace the arbiter by a member with data",
             )],
-            Self::Replicated => vec![Finding::voters("the replica set", data)],
+            Self::Replicated => vec![Finding::voters(
+                format!("the replica set has {data} members"),
+                data,
+            )],
         }
     }
 }

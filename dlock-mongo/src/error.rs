@@ -201,7 +201,7 @@ pub(crate) fn confirmed(answer: Answer) -> Result<Document, DriverError> {
 /// How many documents a command for several met.
 pub(crate) fn met(answer: Answer) -> Result<usize, DriverError> {
     let reply = answer.map_err(|cause| half_done(&cause))?;
-    doubted(&reply).map_err(open)?;
+    doubted(&reply).map_err(|error| error.with_effect(Effect::Unknown))?;
     count(&reply)
 }
 

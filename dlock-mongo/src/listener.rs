@@ -245,7 +245,10 @@ async fn keep(shared: Weak<Shared>) {
                     backoff = Backoff::new(SHORTEST, LONGEST);
                 }
             }
-            Err(cause) => here.failed(&cause),
+            Err(cause) => {
+                here.failed(&cause);
+                drop(here);
+            }
         }
         tokio::time::sleep(backoff.pause()).await;
     }

@@ -344,7 +344,11 @@ mod tests {
         let schema = config("mysql://h/d?dlock.table=ops.my_locks").schema();
         assert!(schema.starts_with("CREATE TABLE IF NOT EXISTS `ops`.`my_locks` ("));
         assert!(schema.contains("GRANT SELECT, INSERT, UPDATE, DELETE ON `ops`.`my_locks` TO"));
-        assert!(config("mysql://h/d").schema().contains("ON `<database>`.`dlock_locks` TO"));
+        assert!(
+            config("mysql://h/d")
+                .schema()
+                .contains("ON `<database>`.`dlock_locks` TO")
+        );
     }
 
     #[test]

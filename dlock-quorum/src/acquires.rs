@@ -120,13 +120,14 @@ impl<'a> Attempt<'a> {
     /// Waits for that store, unless it takes too long.
     async fn hear_first(&mut self, at: usize) {
         let patience = self.patience();
+        // A caller with little time says nothing about the store.
+        let had_time = patience >= LEAST_PATIENCE.min(self.req.lease.length() / 16);
         let answered = timeout(patience, async {
             while self.calls.open.contains(&at) {
                 self.hear().await;
             }
         });
-        // A caller with little time says nothing about the store.
-        if answered.await.is_err() && patience == PATIENCE {
+        if answered.await.is_err() && had_time {
             self.stores.nodes[at].failed(&slow());
         }
     }

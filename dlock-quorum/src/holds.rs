@@ -55,6 +55,10 @@ pub(crate) async fn acquire(
 ) -> Result<Acquired> {
     let answer = driver.acquire(req).await;
     if matches!(answer, Ok(Acquired::Granted(_))) && released.load(Ordering::SeqCst) {
+        if let Some(next) = req.next_ticket {
+            // The client takes it for not queued. After an error the entry ends by itself.
+            drop(driver.leave(&req.name, next).await);
+        }
         let release = Release::new(req.name.clone(), req.owner, req.hold);
         driver.release(&release).await?;
         let error = DriverError::unavailable("the hold was released meanwhile");

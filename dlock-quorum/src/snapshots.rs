@@ -67,7 +67,8 @@ fn agree(name: &LockName, each: &BTreeMap<usize, Snapshot>, quorum: usize) -> Sn
     };
     let mut holder = (*holder).clone();
     let tokens: Vec<_> = held.iter().filter_map(|(holder, _)| holder.token).collect();
-    holder.token = most(&tokens);
+    // That of the incarnation: a store that lost it may have a greater one.
+    holder.token = reached(tokens, quorum);
     agreed.holders.push(holder);
     // A store outside of the quorum may not have a hold yet that all of it granted.
     let holds = held.iter().map(|(_, seen)| seen.holds);

@@ -249,12 +249,22 @@ async fn three_empty_restarts_in_turn_do_not_end_a_hold() {
 async fn waiters_do_not_keep_a_store_that_lost_the_hold_from_having_it_again() {
     for (clients, tasks) in [(1, 1), (1, 2), (3, 1), (3, 2)] {
         let bed = Bed::new();
-        let guard = bed.client().await.lock(NAME).unwrap().acquire().await.unwrap();
+        let guard = bed
+            .client()
+            .await
+            .lock(NAME)
+            .unwrap()
+            .acquire()
+            .await
+            .unwrap();
         let mut waiting = Vec::new();
         for _ in 0..clients {
             let client = bed.client().await;
             for _ in 0..tasks {
-                waiting.push(tokio::spawn(client.lock(NAME).unwrap().acquire()));
+                let acquiring = client.lock(NAME).unwrap().acquire();
+                waiting.push(tokio::spawn(async move {
+                    acquiring.await.unwrap().release().await.unwrap();
+                }));
             }
         }
         sleep(Duration::from_millis(500)).await; // they are in the queue
@@ -265,7 +275,7 @@ async fn waiters_do_not_keep_a_store_that_lost_the_hold_from_having_it_again() {
         assert_eq!(owners, [guard.owner()], "{clients} {tasks}");
         guard.release().await.unwrap();
         for waiting in waiting {
-            waiting.await.unwrap().unwrap().release().await.unwrap();
+            waiting.await.unwrap();
         }
     }
 }
@@ -298,7 +308,10 @@ async fn a_client_with_two_waiting_tasks_is_served_soon_as_well() {
     let client = bed.client().await;
     let mut waiting = Vec::new();
     for _ in 0..2 {
-        waiting.push(tokio::spawn(client.lock(NAME).unwrap().acquire()));
+        let acquiring = client.lock(NAME).unwrap().acquire();
+        waiting.push(tokio::spawn(async move {
+            acquiring.await.unwrap().release().await.unwrap();
+        }));
     }
     sleep(Duration::from_millis(500)).await; // they are in the queue
     for slow in &faults[1..] {
@@ -307,7 +320,7 @@ async fn a_client_with_two_waiting_tasks_is_served_soon_as_well() {
     within(Duration::from_millis(500), async {
         guard.release().await.unwrap();
         for waiting in waiting {
-            waiting.await.unwrap().unwrap().release().await.unwrap();
+            waiting.await.unwrap();
         }
     })
     .await;
@@ -318,7 +331,14 @@ async fn a_client_with_two_waiting_tasks_is_served_soon_as_well() {
 async fn a_caller_with_little_time_does_not_take_a_store_for_down() {
     let bed = Bed::new();
     let (client, faults) = bed.client_with_faults().await.unwrap();
-    let held = bed.client().await.lock(NAME).unwrap().acquire().await.unwrap();
+    let held = bed
+        .client()
+        .await
+        .lock(NAME)
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
     faults[0].always(Call::Acquire, Fault::Slow(Duration::from_millis(20)));
     let lock = client.lock(NAME).unwrap();
     let error = lock.acquire_timeout(Duration::from_millis(40)).await;

@@ -5,7 +5,7 @@
 //! connection of their own, and renewals another one. Newer servers wait only for the last write of the same connection,
 //! so a script whose answer is to be confirmed writes even where it changes nothing.
 
-use crate::{commands, connection::Request, error};
+use crate::{commands, connection::Request};
 use dlock_core::driver::DriverError;
 use redis::{Cmd, Value};
 use std::time::Duration;

@@ -38,6 +38,7 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Notify, OnceCell, watch},
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 
@@ -121,8 +122,7 @@ impl Cluster {
             let Err(error) = answer else {
                 return answer;
             };
-            next = redirect(&error, &addr)
-                .map(|(to, asks)| (self.map.borrow().known_as(to), asks));
+            next = redirect(&error, &addr).map(|(to, asks)| (self.map.borrow().known_as(to), asks));
             self.stale.notify_one();
             let is_split = error::native(&error).is_some_and(|it| it.code() == Some("TRYAGAIN"));
             // The node may have closed its connection because it is a master no more.
@@ -293,6 +293,8 @@ impl Cluster {
 /// are new.
 async fn follow(cluster: Weak<Cluster>, stale: Arc<Notify>) {
     let mut pause = POLL_INTERVAL;
+    // One for each master: a connection that takes longer goes on, and is not begun twice.
+    let mut opening = BTreeMap::<NodeAddr, JoinHandle<bool>>::new();
     loop {
         drop(timeout(pause, stale.notified()).await);
         let Some(cluster) = cluster.upgrade().filter(|it| !it.closed.load(Relaxed)) else {
@@ -301,14 +303,24 @@ async fn follow(cluster: Weak<Cluster>, stale: Arc<Notify>) {
         let all = cluster.refresh().await.inspect_err(|error| {
             tracing::debug!(%error, "redis: no node says where the slots are");
         });
-        let opens = cluster.masters().into_iter().map(|addr| {
-            let cluster = Arc::clone(&cluster);
-            // In a task, because one that takes longer is to go on.
-            let opening = tokio::spawn(async move { cluster.node(addr).await.is_ok() });
-            timeout(ANSWERS_WITHIN, opening)
+        let masters = cluster.masters();
+        opening.retain(|addr, task| {
+            let stays = masters.contains(addr);
+            if !stays {
+                task.abort();
+            }
+            stays
         });
-        let mut opened = join_all(opens).await.into_iter();
-        let is_whole = opened.all(|it| matches!(it, Ok(Ok(true))));
+        for addr in masters {
+            opening.entry(addr.clone()).or_insert_with(|| {
+                let cluster = Arc::clone(&cluster);
+                tokio::spawn(async move { cluster.node(addr).await.is_ok() })
+            });
+        }
+        let opens = opening.values_mut();
+        let opened = join_all(opens.map(|task| timeout(ANSWERS_WITHIN, task))).await;
+        let is_whole = opened.iter().all(|it| matches!(it, Ok(Ok(true))));
+        opening.retain(|_, task| !task.is_finished());
         pause = match all {
             Ok(true) if is_whole => POLL_INTERVAL,
             _ => SOON,

@@ -2,7 +2,7 @@
 
 use crate::{acks::Acks, error};
 use dlock_core::{
-    ErrorKind, LockName,
+    LockName,
     driver::{
         DriverError, Result,
         kit::{parse_span, split_url},
@@ -188,7 +188,9 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
             "dlock.replicas" => {
                 let replicas = value.parse().ok().filter(|it| *it <= MOST_REPLICAS);
                 self.acks.replicas = replicas.ok_or_else(|| {
-                    DriverError::misuse(format!("{key} must be 0 to {MOST_REPLICAS}, not {value:?}"))
+                    DriverError::misuse(format!(
+                        "{key} must be 0 to {MOST_REPLICAS}, not {value:?}"
+                    ))
                 })?;
             }
             "dlock.replicas-timeout" => {
@@ -202,13 +204,15 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
             }
             "dlock.fsync" => {
                 let fsync = value.parse().ok();
-                self.acks.fsync = fsync
-                    .ok_or_else(|| DriverError::misuse(format!("{key} must be true or false, not {value:?}")))?;
+                self.acks.fsync = fsync.ok_or_else(|| {
+                    DriverError::misuse(format!("{key} must be true or false, not {value:?}"))
+                })?;
             }
             "dlock.sentinel-user" => self.sentinel()?.user = Some(value.to_owned()),
             "dlock.sentinel-password-file" => {
                 let read = std::fs::read_to_string(value);
-                let password = read.map_err(|cause| DriverError::misuse(format!("{key}: {value}: {cause}")))?;
+                let password =
+                    read.map_err(|cause| DriverError::misuse(format!("{key}: {value}: {cause}")))?;
                 let password = password.trim_end_matches(['\r', '\n']);
                 self.sentinel()?.password = Some(password.to_owned());
             }
@@ -285,7 +289,8 @@ fn split_cluster(url: &str) -> Result<(String, Vec<ConnectionAddr>)> {
 fn addresses(scheme: &str, hosts: &[String], form: &str) -> Result<Vec<ConnectionAddr>> {
     let addr = |(at, host): (usize, &String)| {
         // The text may be a part of a password that is not percent-encoded.
-        let wrong = |_| DriverError::misuse(format!("host {} of the URL is no address: {form}", at + 1));
+        let wrong =
+            |_| DriverError::misuse(format!("host {} of the URL is no address: {form}", at + 1));
         let info = format!("{scheme}://{host}").into_connection_info();
         info.map(|info| info.addr().clone()).map_err(wrong)
     };

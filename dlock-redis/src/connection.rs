@@ -162,7 +162,6 @@ pub(crate) struct Connection {
     /// A link is replaced wherever a request is dropped, which may be outside of any runtime.
     runtime: Handle,
     state: watch::Sender<State>,
-    opened: AtomicU64,
     /// Fire when a link has been silent for too long.
     deadlines: Arc<Deadlines>,
     ringing: JoinHandle<()>,
@@ -178,7 +177,6 @@ impl Connection {
             clock,
             runtime,
             state: watch::Sender::new(State::Down(None)),
-            opened: AtomicU64::new(0),
             deadlines,
             ringing,
         });
@@ -257,9 +255,10 @@ impl Connection {
     /// Refuses a connection of the application that selected another database than the configuration names: other
     /// clients would not see its locks. Without the right to ask, nothing is known.
     pub(crate) async fn check_database(self: &Arc<Self>, expected: i64) -> Result<()> {
-        let mut info = redis::cmd("CLIENT");
-        info.arg("INFO");
-        let Ok(info) = self.command(info).await else {
+        let mut ask = redis::cmd("CLIENT");
+        ask.arg("INFO");
+        let asked = tokio::time::timeout(self.dialer.within(), self.command(ask)).await;
+        let Ok(Ok(info)) = asked else {
             return Ok(());
         };
         let mut fields = commands::read_info(&info).unwrap_or_default().split(' ');
@@ -400,7 +399,8 @@ impl Connection {
     }
 
     async fn attempt(self: &Arc<Self>, pause: Duration) -> Result<Link> {
-        let id = self.opened.fetch_add(1, Ordering::Relaxed);
+        static OPENED: AtomicU64 = AtomicU64::new(0);
+        let id = OPENED.fetch_add(1, Ordering::Relaxed);
         let gone = Arc::new(AtomicBool::new(false));
         let at = &*match self.shared {
             Some(_) => Cow::from(format!(

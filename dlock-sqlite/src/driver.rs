@@ -139,12 +139,24 @@ mod tests {
         clock.jump(time);
         let past = "UPDATE locks SET token = token - ?1, written = written - ?1";
         let past = sqlx::query(past).bind(i64::try_from(time.as_micros()).unwrap());
-        let mut checkout = driver.0.store().connection.checkout(Class::Work).await.unwrap();
+        let mut checkout = driver
+            .0
+            .store()
+            .connection
+            .checkout(Class::Work)
+            .await
+            .unwrap();
         past.execute(checkout.native()).await.unwrap();
     }
 
     async fn names(driver: &SqliteDriver) -> i64 {
-        let mut checkout = driver.0.store().connection.checkout(Class::Work).await.unwrap();
+        let mut checkout = driver
+            .0
+            .store()
+            .connection
+            .checkout(Class::Work)
+            .await
+            .unwrap();
         let names = sqlx::query_scalar("SELECT count(*) FROM locks");
         names.fetch_one(checkout.native()).await.unwrap()
     }

@@ -14,8 +14,8 @@ use dlock_core::{
     driver::{
         Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Wake, check_runtime,
         kit::{
-            Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Waiters, Write,
-            Written, log_findings,
+            Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Waiters,
+            Write, Written, log_findings,
         },
     },
 };

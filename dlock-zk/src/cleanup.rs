@@ -66,6 +66,7 @@ impl Session {
             let before = mine.phase;
             if before.held_until().is_some_and(|end| end <= now) {
                 mine.phase = Phase::Doomed(now);
+                mine.lapsed = true;
             }
             (before.due() <= now).then(|| (before, mine.clone()))
         });
@@ -74,8 +75,7 @@ impl Session {
         };
         let number = mine.node.as_ref().map(|node| node.number);
         match phase {
-            Phase::Asked(_) | Phase::Kept(_) | Phase::Doomed(_) => {}
-            Phase::Held(_) => {
+            Phase::Held(_) | Phase::Doomed(_) if mine.lapsed => {
                 // After the end of the last lease nothing may keep the lock unavailable: the minimum holds beside it,
                 // of whichever client, are removed first.
                 let folder = self.root.folder(&mine.name);
@@ -86,15 +86,18 @@ impl Session {
                 let is_over = |taken: &Taken| {
                     matches!(taken.used(), Use::Kept(_)) || self.is_over_here(&mine.name, taken)
                 };
-                if !beside.is_empty()
-                    && beside.iter().all(is_over)
-                    && remove_all(&self.client, &folder, &beside).await? {
+                if !beside.is_empty() && beside.iter().all(is_over) {
+                    if !remove_all(&self.client, &folder, &beside).await? {
+                        self.doom(seat, AGAIN); // one of them changed meanwhile
+                        return Ok(());
+                    }
                     let ours = beside
                         .iter()
                         .filter_map(|taken| self.seats.at(&mine.name, &taken.seat.file));
                     ours.for_each(|ours| self.seats.remove(ours.id));
                 }
             }
+            Phase::Asked(_) | Phase::Kept(_) | Phase::Held(_) | Phase::Doomed(_) => {}
             Phase::Waits(_) => {
                 let line = list_seats_synced(&self.client, &self.root.folder(&mine.name)).await?;
                 if line.inside().first().map(|seat| seat.number) != number {

@@ -155,11 +155,13 @@ setAcl /dlock auth:locker:cdrwa
     fn set(self, key: &str, value: &str) -> Result<Self> {
         match key {
             "dlock.session" => {
-                let no_time = || DriverError::misuse(format!("{key} is no time such as 500ms: {value:?}"));
+                let no_time =
+                    || DriverError::misuse(format!("{key} is no time such as 500ms: {value:?}"));
                 self.with_session(parse_span(value).ok_or_else(no_time)?)
             }
             "dlock.sessions" => {
-                let no_number = |_| DriverError::misuse(format!("{key} is not a number: {value:?}"));
+                let no_number =
+                    |_| DriverError::misuse(format!("{key} is not a number: {value:?}"));
                 self.with_sessions(value.parse().map_err(no_number)?)
             }
             "dlock.acl" => {
@@ -193,14 +195,20 @@ impl FromStr for ZkConfig {
         let (tls, rest) = match url.split_once("://") {
             Some(("zk", rest)) => (false, rest),
             Some(("zk+tls", rest)) => (true, rest),
-            _ => return Err(DriverError::misuse("a ZooKeeper URL is zk://host:port,host:port/root")),
+            _ => {
+                return Err(DriverError::misuse(
+                    "a ZooKeeper URL is zk://host:port,host:port/root",
+                ));
+            }
         };
         if tls && !cfg!(feature = "tls") {
             let message = "zk+tls:// needs the feature `tls` of dlock-zk";
             return Err(DriverError::new(ErrorKind::Unsupported, message));
         }
         if rest.contains('#') {
-            return Err(DriverError::misuse("a # in a ZooKeeper URL is written as %23"));
+            return Err(DriverError::misuse(
+                "a # in a ZooKeeper URL is written as %23",
+            ));
         }
         let (rest, settings) = split_url("ZooKeeper", rest, &KNOWN)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -328,7 +336,10 @@ mod tests {
             "zk://me:s%40crt@b:2,a:1/x/y/?dlock.session=10s&dlock.sessions=4&dlock.acl=creator"
                 .parse()
                 .unwrap();
-        assert_eq!((config.hosts.as_str(), &*config.root.0), ("b:2,a:1", "/x/y"));
+        assert_eq!(
+            (config.hosts.as_str(), &*config.root.0),
+            ("b:2,a:1", "/x/y")
+        );
         assert_eq!(
             (config.session, config.sessions),
             (Duration::from_secs(10), 4)

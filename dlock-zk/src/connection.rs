@@ -488,10 +488,12 @@ impl fmt::Debug for Session {
 fn ensemble(config: &str) -> Option<Finding> {
     let members = config.lines().filter(|line| line.starts_with("server."));
     let voters = members.filter(|line| !line.contains(":observer")).count();
-    (voters > 0).then(|| Finding::voters("the ensemble", voters))
+    (voters > 0)
+        .then(|| Finding::voters(format!("the ensemble has {voters} voting members"), voters))
 }
 
-/// How long a connection may be silent, and an attempt to connect may take, a fifth of the session within these bounds. The
+/// How long a connection may be silent, and an attempt to connect may take: a fifth of the session asked for, within these
+/// bounds. The
 /// native client's two fifths are too long for a renewal, if the first server that it tries then is away, too.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How long to retry when the servers do not serve.

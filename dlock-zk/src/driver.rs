@@ -150,7 +150,11 @@ impl DistributedLock for ZkDriver {
         }
         let (session, req) = (self.session(&req.name).await?, req.clone());
         let runtime = session.runtime.clone();
-        in_task(&runtime, async move { session.acquire(&req, entered).await }).await
+        in_task(
+            &runtime,
+            async move { session.acquire(&req, entered).await },
+        )
+        .await
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
@@ -271,7 +275,7 @@ impl DistributedLock for ZkDriver {
 }
 
 /// Runs what takes the gate of a name, which a caller that is not polled any more must not keep from the others, nor from
-/// the cleanup. When the caller is gone, so is the task.
+/// the cleanup. When the caller is gone, the task ends at its next await; what it sent meanwhile is swept after its give-up.
 pub(crate) async fn in_task<T: Send + 'static>(
     runtime: &Handle,
     work: impl Future<Output = Result<T>> + Send + 'static,
@@ -296,7 +300,10 @@ impl Session {
     async fn check(self: &Arc<Self>, entry: &Renew) -> Result<(), Native> {
         let is = |mine: &Mine| mine.is_hold(entry.hold, entry.owner) && mine.held_until().is_some();
         let found = self.seats.find(&entry.name, is);
-        let path = match found.as_ref().and_then(|mine| Some((mine, mine.node.as_ref()?))) {
+        let path = match found
+            .as_ref()
+            .and_then(|mine| Some((mine, mine.node.as_ref()?)))
+        {
             Some((mine, node)) => {
                 if mine.unsaid {
                     self.say_held(mine, node);

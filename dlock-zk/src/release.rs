@@ -19,7 +19,11 @@ use zookeeper_client::Error as Native;
 
 impl Session {
     /// Releases a seat of this client.
-    pub(crate) async fn release(self: &Arc<Self>, mine: &Mine, keep: Option<Duration>) -> Result<Released> {
+    pub(crate) async fn release(
+        self: &Arc<Self>,
+        mine: &Mine,
+        keep: Option<Duration>,
+    ) -> Result<Released> {
         let (Some(end), Some(node)) = (mine.held_until(), &mine.node) else {
             return self.withdraw(mine).await;
         };
@@ -30,6 +34,8 @@ impl Session {
             // If this call is dropped or not answered, the cleanup removes the seat.
             self.doom(mine.id, self.turn_length());
         }
+        // A renewal under way must not say "held" after this.
+        self.seats.change(mine.id, |mine| mine.unsaid = false);
         let answer = self.release_held(mine, node, keep).await;
         if matches!(&answer, Err(error) if error.effect() == Effect::None) {
             let held = |mine: &mut Mine| mine.phase = Phase::Held(end);

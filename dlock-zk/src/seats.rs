@@ -33,6 +33,8 @@ pub(crate) struct Mine {
     pub(crate) waits: bool,
     /// The write that says it is held was not answered.
     pub(crate) unsaid: bool,
+    /// Its hold ended with its lease.
+    pub(crate) lapsed: bool,
     /// The watch on it, and the one on the seat ahead.
     pub(crate) own: Option<Arc<Watch>>,
     pub(crate) ahead: Option<Arc<Watch>>,
@@ -125,6 +127,7 @@ impl Mine {
             token: None,
             waits: false,
             unsaid: false,
+            lapsed: false,
             own: None,
             ahead: None,
             room: None,

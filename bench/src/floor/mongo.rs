@@ -252,8 +252,8 @@ async fn listeners(url: &str, count: usize) -> Result<JoinSet<()>> {
     Ok(listeners)
 }
 
-/// The change stream of one name, as the driver's waiters listen: it reports releases, and of a release
-/// only the name.
+/// The change stream of one name: it reports releases, and of a release only the name. The driver's has no filter of
+/// names.
 async fn listen(url: &str, name: &str) -> Result<ChangeStream<Document>> {
     let freed = doc! { "$or": [
         { "updateDescription.updatedFields.owner": { "$type": "null" } },

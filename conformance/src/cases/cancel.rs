@@ -194,7 +194,7 @@ async fn a_caller_that_is_not_polled_holds_the_lock_no_longer_than_its_lease(ctx
         }
     }
     for ask in &asks {
-        let bound = ctx.short() * 2 + ctx.rounding();
+        let bound = ctx.dead_for(ctx.short() * 2) + ctx.rounding();
         other.take_within(&ctx.ask(&ask.name), bound).await?;
     }
     // Some may be refused as late by now.

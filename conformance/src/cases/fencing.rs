@@ -196,9 +196,8 @@ async fn a_restored_hold_has_its_token_again(ctx: Ctx) -> Result {
     other.gone(&stranger).await?;
     // Where it is inside, whatever the token there.
     for token in [first.token, above(first.token)] {
-        let beside = other.take(&restores(token)).await?;
-        same("the token beside another hold", beside.token, first.token)?;
-        other.leaves(&beside, 1).await?;
+        let beside = driver.take(&restores(token)).await?;
+        driver.leaves(&beside, 1).await?;
     }
     driver.frees(&first).await?;
     let again = other.take(&restores(first.token)).await?;
@@ -206,7 +205,11 @@ async fn a_restored_hold_has_its_token_again(ctx: Ctx) -> Result {
     other.frees(&again).await?;
     let ahead = above(first.token);
     let raised = other.take(&restores(ahead)).await?;
-    same("the token where the last one was smaller", raised.token, ahead)?;
+    same(
+        "the token where the last one was smaller",
+        raised.token,
+        ahead,
+    )?;
     other.frees(&raised).await?;
     let late = other.take(&restores(first.token)).await?;
     greater(ahead, &late)?;

@@ -2,7 +2,11 @@
 
 use super::{held, held_for};
 use crate::{
-    Ask, Ctx, Failure, Hold, Result, TestDriver, case::cases, ensure, expect::is_left, same,
+    Ask, Ctx, Failure, Hold, Result, TestDriver,
+    case::cases,
+    ensure,
+    expect::{is_free, is_left},
+    same,
 };
 use dlock_core::{Broken, Instant, driver::Released};
 use std::time::Duration;
@@ -115,7 +119,9 @@ async fn after_a_lapse_the_lease_alone_decides(ctx: Ctx) -> Result {
         let kept = keeper.take(&lapses.ask.again()).await?;
         leaves_others(keeper, &kept, ctx.long()).await?;
         ctx.sleep_past(&kept).await;
-        other.sees_free(&name).await?;
+        let opens = || async { Ok(is_free(&other.inspect(&name).await?)) };
+        ctx.eventually("the name is free", Duration::ZERO, opens)
+            .await?;
         other.take_soon(&ctx.ask(&name)).await?;
     }
     Ok(())

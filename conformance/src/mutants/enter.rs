@@ -17,9 +17,9 @@ table! {
     a_token_is_a_time_without_a_counter
         breaks(Clause::Reentry, Clause::Expiry, Clause::Fencing, Clause::Admin) => TokenOfTheHour;
     a_reentry_has_a_token_of_its_own breaks(Clause::Reentry, Clause::Share) => TokenPerHold::default();
-    a_reentry_from_another_client_waits breaks(Clause::Reentry, Clause::Share) => PerClient::default();
+    a_reentry_from_another_client_waits breaks(Clause::Reentry, Clause::Share, Clause::Keep) => PerClient::default();
     a_join_is_an_acquire breaks(Clause::Reentry) => Edit {
-        acquire: |req| req.join = None,
+        acquire: |req| req.join = req.join.filter(|_| req.restores()),
         ..Edit::NONE
     };
 }

@@ -66,11 +66,10 @@ impl Finding {
         }
     }
 
-    /// Judges how many members vote: an even number survives no more losses than one member less. `group`: such as
-    /// `"the ensemble"`.
+    /// Judges how many members there are: an even number survives no more losses than one member less. `has`: such as
+    /// `"the ensemble has 3 voting members"`.
     #[must_use]
-    pub fn voters(group: &str, voters: usize) -> Self {
-        let has = format!("{group} has {voters} voting members");
+    pub fn voters(has: String, voters: usize) -> Self {
         if voters % 2 == 1 {
             return Self::ok(has);
         }

@@ -11,6 +11,7 @@ use crate::{
 use std::time::Duration;
 #[cfg(feature = "metrics")]
 use {
+    super::hold::REASONS,
     metrics::{
         Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge,
         describe_histogram, gauge, histogram,

@@ -168,6 +168,8 @@ async fn open(t: &Testbed) -> i64 {
 async fn many_names_have_one_stream() {
     let t = Testbed::start().await;
     let mut wake_ups = t.driver.wake_ups();
+    let streams = async || t.counted(&["commands", "aggregate", "total"]).await;
+    let before = streams().await;
     let names: Vec<_> = (1..=40).map(|at| (format!("n{at}"), at)).collect();
     let mut held = Vec::new();
     for (name, ticket) in &names {
@@ -175,8 +177,9 @@ async fn many_names_have_one_stream() {
         t.granted(&held[held.len() - 1]).await;
         t.waits(name, *ticket).await;
     }
-    // The streams that were replaced end when they next read.
+    // It opens with the first waiter, and a new name opens no other.
     t.until(async || open(&t).await == 1).await;
+    assert_eq!(streams().await, before + 1);
     for req in held.iter().rev() {
         t.release(req).await;
         // A monitor that a busy machine delays makes all waiters poll.

@@ -189,6 +189,9 @@ impl LockTable {
         if give_up.since(self.now()) < A_LOCK_SHOWS && which.len() > 1 {
             // If they cannot be found, the statement says why.
             let _taken = self.take_out(all, &mut which, give_up, answers).await;
+            if which.is_empty() {
+                return;
+            }
         }
         let mut parts = vec![which];
         while let Some(mut part) = parts.pop() {

@@ -4,6 +4,7 @@ if follows == '' then follows = nil end
 if join == '' then join = nil end
 if turned == '' then turned = nil end
 if floor == '' then floor = nil end
+local restores = join and join == floor
 local turn, most, waited = false, tonumber(share or ''), turned or call('EXISTS', key, line) > 0
 if waited then
   local now, rest, all, stood = math.floor(micros / 1000), -2, {}, false
@@ -51,7 +52,7 @@ if waited then
     end
     if mine and token and living > 0 then
       if not sound(token) then return damaged() end
-      if join and join ~= token and not floor then return {-1, micros} end
+      if join and join ~= token and not restores then return {-1, micros} end
       local room, first, queued = till > 0 or living < (most or 64), till > 0 or not most, true
       if not (room or most) then return {-3, micros} end
 --@stand
@@ -95,8 +96,8 @@ if waited then
       end
       rest = math.min(rest, soon - now)
     end
-    if join and not floor then return {-1, micros} end
-    if (mine or bound) and token and living == 0 or reserved and (join or rest > 1000) then
+    if join and not restores then return {-1, micros} end
+    if (mine or bound) and token and living == 0 or reserved and (restores or rest > 1000) then
       call('DEL', key)
       rest = -2
     end
@@ -118,7 +119,7 @@ if waited then
     end
   end
 end
-if join and not floor then return {-1, micros} end
+if join and not restores then return {-1, micros} end
 if most and most > 1 and waited then
 --@tell
 --@admit
@@ -138,7 +139,7 @@ if not before or #before ~= #least or before >= least or string.byte(before, 5) 
     call('SET', counter, before, 'KEEPTTL')
     return damaged()
   end
-  if before and before - least >= (join and 1 or 0) then token = string.format('%.0f', before + 1) end
+  if before and before - least >= (restores and 1 or 0) then token = string.format('%.0f', before + 1) end
   local ahead, lasts = token - micros, '200000000'
   if ahead > 0 then lasts = string.format('%.0f', lasts + math.min(ahead / 1000, 1e15)) end
   call('SET', counter, token, 'PX', lasts)

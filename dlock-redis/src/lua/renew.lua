@@ -4,6 +4,9 @@
 -- `KEYS` records; `ARGV` not-after in µs, then for each hold: owner field, hold field, lease in ms (0: only read), and
 -- behind them 1 where replicas are to confirm the answer: the end of the record is then written even if it is the same.
 -- Answers the time, then for each hold the remaining ms, -1 for not held, or the text of that record's own error.
+--
+-- The end of the record is written before that of the hold, as it needs no memory: a full server refuses a script only
+-- before its first write.
 local call = redis.call
 local time = call('TIME')
 local micros = time[1] .. string.sub('00000' .. time[2], -6)
@@ -24,7 +27,6 @@ for i, key in ipairs(KEYS) do
       if left > 0 or not ends then
         answer = left
         if lease > left then
-          -- First, as it needs no memory: a full server refuses a script only before its first write.
           if ends or lease > rest then call('PEXPIRE', key, math.max(lease, rest)) end
           if ends then call('HSET', key, hold, (now + lease) .. note) end
           answer = lease

@@ -137,7 +137,9 @@ async fn a_client_that_stands_still_keeps_the_file_from_no_other() {
             }
             standing.send(()).unwrap();
             // No task of this runtime reads a row meanwhile.
-            is_done.recv_timeout(LIMIT).expect("another client is served");
+            is_done
+                .recv_timeout(LIMIT)
+                .expect("another client is served");
             for renewed in renewing.await.unwrap().unwrap() {
                 assert!(matches!(renewed, Ok(Renewed::Until { .. })), "{renewed:?}");
             }

@@ -52,9 +52,12 @@ pub(crate) async fn a_client_that_closes_leaves_no_seat_whatever_was_under_way()
         if !asked_before {
             let (driver, wish) = (Arc::clone(&driver), waiting(&name, 2));
             let mut asking = Box::pin(async move { driver.acquire(&wish).await });
-            // Its first poll records the seat, and sends the request.
+            // Its first poll begins a task, which records the seat and sends the request.
             let first = poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
             assert!(first.is_pending());
+            for _ in 0..100 {
+                tokio::task::yield_now().await; // the task gets there
+            }
             under_way = Some(tokio::spawn(asking));
         }
         timeout(Duration::from_secs(20), driver.close())

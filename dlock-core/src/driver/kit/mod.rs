@@ -27,8 +27,8 @@
 //! - **Errors** that tell "not executed" from "unknown" for every native error: a table of [`ErrorClass`] where there
 //!   are many codes, else a `match`. Only an answer, or a failure before the request was sent, is of effect none.
 //! - **Connections**: see below.
-//! - **Settings**: [`split_url`] takes dlock's parameters out of a URL. `dlock.lease` and `dlock.poll` never reach a
-//!   driver: `dlock::connect` takes them.
+//! - **Settings**: [`split_url`] takes dlock's parameters out of a URL. `dlock.lease`, `dlock.poll` and
+//!   `dlock.presence` never reach a driver: `dlock::connect` takes them.
 //! - **Capabilities**: [`Capabilities::new`](super::Capabilities::new), then its public fields. Set `shares` and
 //!   `raises`: records decide about both. The `store` names the place, without user and password, in the same words
 //!   from every client: a [`Pass`](crate::Pass) is matched by it.

@@ -256,7 +256,9 @@ impl Record {
             return Err(DamagedRecord::new("token").into());
         }
         let end = time.after(req.lease.length());
-        let least = self.token.saturating_add(u64::from(!req.restores() || req.floor < Some(FencingToken(self.token))));
+        let least = self.token.saturating_add(u64::from(
+            !req.restores() || req.floor < Some(FencingToken(self.token)),
+        ));
         let next = Self {
             token: least.max(req.floor.map_or(time.wall, |it| it.0)),
             owner: Some(req.owner),

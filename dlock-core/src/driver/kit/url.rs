@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The native part is the URL without the parameters that begin with `dlock.`, otherwise unchanged byte for
 /// byte. The settings are decoded, in order. `known` are the keys that a URL of this store may have, dlock's
 /// and the native client's: a client that ignores a misspelt key would run with other settings than its user
-/// wrote. The lease and the poll interval of a URL (`dlock.lease`, `dlock.poll`, `dlock.presence`) are not among them: the facade takes
+/// wrote. The lease, the poll interval and the presence of a URL (`dlock.lease`, `dlock.poll`, `dlock.presence`) are not among them: the facade takes
 /// them out before a driver sees the URL.
 ///
 /// # Errors

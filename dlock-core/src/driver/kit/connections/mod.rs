@@ -122,9 +122,9 @@ struct List<D: Dialer> {
     idle: Mutex<Vec<Link<D>>>,
     /// Notified when a connection was returned.
     back: Notify,
-    /// What requests began to open and had no time to wait for. The next request does, so that one whose time is
-    /// shorter than a log-in gets a connection in the end.
-    dialing: Mutex<Vec<JoinHandle<Result<Link<D>>>>>,
+    /// One that a request began to open and had no time to wait for. The next request does, so that those whose time is
+    /// shorter than a log-in get a connection in the end.
+    dialing: Mutex<Option<JoinHandle<Result<Link<D>>>>>,
 }
 
 impl<D: Dialer> List<D> {
@@ -137,7 +137,7 @@ impl<D: Dialer> List<D> {
         }
     }
 
-    fn dialing(&self) -> MutexGuard<'_, Vec<JoinHandle<Result<Link<D>>>>> {
+    fn dialing(&self) -> MutexGuard<'_, Option<JoinHandle<Result<Link<D>>>>> {
         self.dialing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,8 +168,8 @@ impl<D: Dialer> List<D> {
 
 impl<D: Dialer> Connections<D> {
     /// An empty list. `most`: how many requests that are no renewals may have a connection at the same time.
-    /// `within`: how long one attempt to connect may take. A connection lives in the runtime of the request that opened
-    /// it, and is kept as long as that request: so requests run in tasks of the client, as those of a
+    /// `within`: how long one attempt to connect may take. A connection lives in the runtime of the request that began to
+    /// open it: so requests run in tasks of the client, as those of a
     /// [`RecordDriver`](super::RecordDriver) do.
     #[must_use]
     pub fn new(dialer: D, most: usize, within: Duration) -> Self {
@@ -294,22 +294,24 @@ impl<D: Dialer> Connections<D> {
             }
             if until > now {
                 // A server that has no room for one more connection serves over those of the other list.
-                let other = [&self.work, &self.renewals].map(|list| list.pop(now));
-                if let Some(link) = other.into_iter().flatten().next() {
+                let both = [&self.work, &self.renewals];
+                if let Some(link) = both.into_iter().find_map(|list| list.pop(now)) {
                     return Ok(link);
                 }
                 tokio::select! {
-                    () = list.back.notified() => {}
+                    () = self.work.back.notified() => {}
+                    () = self.renewals.back.notified() => {}
                     () = self.clock.sleep_until(until.min(give_up)) => {}
                 }
                 continue;
             }
-            let begun = list.dialing().pop();
+            let begun = list.dialing().take();
+            let is_begun = begun.is_some();
             let mut dialing = begun.unwrap_or_else(|| tokio::spawn(self.dial()));
             let dialled = tokio::select! {
                 dialled = &mut dialing => dialled,
                 () = self.clock.sleep_until(give_up) => {
-                    list.dialing().push(dialing);
+                    list.dialing().get_or_insert(dialing);
                     return Err(unreachable(why.as_deref()));
                 }
             };
@@ -319,6 +321,8 @@ impl<D: Dialer> Connections<D> {
                     *self.trouble() = Trouble::default();
                     return Ok(link);
                 }
+                // It may have failed long ago.
+                Err(_) if is_begun => {}
                 Err(error) if error.retry() == RetryClass::Never => return Err(error),
                 Err(error) => self.failed(&error),
             }
@@ -376,7 +380,7 @@ impl<D: Dialer> Connections<D> {
         for list in [&self.work, &self.renewals] {
             list.permits.close();
             list.back.notify_waiters();
-            list.dialing().drain(..).for_each(|begun| begun.abort());
+            drop(list.dialing().take().inspect(JoinHandle::abort));
             let idle = std::mem::take(&mut *list.idle());
             for link in idle {
                 // A connection that cannot say goodbye is closed by being dropped.

@@ -135,10 +135,10 @@ impl<S: RecordStore> Requests<S> {
         let mut gate = None;
         loop {
             let began = self.clock.now();
-            let error = match attempt().await {
+            let (error, is_locked) = match attempt().await {
                 Ok(Some(answer)) => return Ok(answer),
-                Ok(None) => contended(),
-                Err(error) if self.is_repeatable(&error, give_up).await => error,
+                Ok(None) => (contended(), false),
+                Err(error) if self.is_repeatable(&error, give_up).await => (error, true),
                 Err(error) => return Err(error),
             };
             self.repeats.fetch_add(1, Ordering::Relaxed);
@@ -146,7 +146,7 @@ impl<S: RecordStore> Requests<S> {
             if now >= give_up {
                 return Err(error);
             }
-            if now.since(began) >= A_WAIT {
+            if is_locked && now.since(began) >= A_WAIT {
                 // For what others have locked: the names that share its gate must not wait with it.
                 gate = None;
                 tokio::time::sleep(backoff.pause()).await;

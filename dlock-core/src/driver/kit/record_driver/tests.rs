@@ -123,7 +123,10 @@ impl RecordStore for Scripted {
 
     async fn write(&self, writes: &[Write], _: Call) -> Result<Vec<Written>> {
         let locked = self.locked.lock().unwrap().clone();
-        if writes.iter().any(|write| Some(&write.name) == locked.as_ref()) {
+        if writes
+            .iter()
+            .any(|write| Some(&write.name) == locked.as_ref())
+        {
             tokio::time::sleep(SECOND).await;
             return Err(DriverError::unavailable("locked").with_retry(RetryClass::Now));
         }

@@ -175,10 +175,9 @@ async fn a_lost_connection_makes_waiters_poll_and_the_next_one_connects_again() 
 
 #[tokio::test(start_paused = true)]
 async fn where_there_is_no_connection_a_waiter_is_told_so_and_not_every_one_tries() {
-    for refuses in [
-        |server: &Inner| &server.refuses,
-        |server| &server.refuses_channels,
-    ] {
+    let switches: [fn(&Inner) -> &AtomicBool; 2] =
+        [|server| &server.refuses, |server| &server.refuses_channels];
+    for refuses in switches {
         let server = Server::default();
         refuses(&server.0).store(true, Ordering::Relaxed);
         let subscriptions = Subscriptions::new(server.clone());

@@ -15,7 +15,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 /// Three stores.
 struct Bed {
@@ -66,6 +69,31 @@ impl Bed {
 
     fn store(&self, at: usize) -> MemoryDriver {
         MemoryDriver::connect(&self.stores[at], MemoryConfig::default())
+    }
+
+    /// A guard of a client of its own.
+    async fn held(&self) -> Guard {
+        let lock = self.client().await.lock(NAME).unwrap();
+        lock.acquire().await.unwrap()
+    }
+
+    /// Tasks of so many clients that wait for the lock, each in the queue of the first store or behind one that is. Each
+    /// ends when it has had the lock.
+    async fn waiting(&self, clients: usize, tasks: usize) -> JoinSet<()> {
+        let mut waiting = JoinSet::new();
+        for _ in 0..clients {
+            let client = self.client().await;
+            for _ in 0..tasks {
+                let acquiring = client.lock(NAME).unwrap().acquire();
+                waiting.spawn(async move {
+                    acquiring.await.unwrap().release().await.unwrap();
+                });
+            }
+        }
+        while self.stores[0].tickets(&name()) < clients {
+            sleep(Duration::from_millis(1)).await;
+        }
+        waiting
     }
 
     /// How many holds one store has of a lock.
@@ -249,34 +277,15 @@ async fn three_empty_restarts_in_turn_do_not_end_a_hold() {
 async fn waiters_do_not_keep_a_store_that_lost_the_hold_from_having_it_again() {
     for (clients, tasks) in [(1, 1), (1, 2), (3, 1), (3, 2)] {
         let bed = Bed::new();
-        let guard = bed
-            .client()
-            .await
-            .lock(NAME)
-            .unwrap()
-            .acquire()
-            .await
-            .unwrap();
-        let mut waiting = Vec::new();
-        for _ in 0..clients {
-            let client = bed.client().await;
-            for _ in 0..tasks {
-                let acquiring = client.lock(NAME).unwrap().acquire();
-                waiting.push(tokio::spawn(async move {
-                    acquiring.await.unwrap().release().await.unwrap();
-                }));
-            }
-        }
-        sleep(Duration::from_millis(500)).await; // they are in the queue
+        let guard = bed.held().await;
+        let waiting = bed.waiting(clients, tasks).await;
         bed.store(0).break_lock(&name(), None).await.unwrap();
         lives_for(&guard, LEASE * 2).await;
         let shown = bed.store(0).inspect(&name()).await.unwrap();
         let owners: Vec<_> = shown.holders.iter().map(|holder| holder.owner).collect();
         assert_eq!(owners, [guard.owner()], "{clients} {tasks}");
         guard.release().await.unwrap();
-        for waiting in waiting {
-            waiting.await.unwrap();
-        }
+        waiting.join_all().await;
     }
 }
 
@@ -299,46 +308,12 @@ async fn a_store_that_was_away_for_a_lease_has_the_token_of_the_others_again() {
     guard.check().unwrap();
 }
 
-/// The release reaches the first store before the others, where it makes the turn of a client with two tasks.
-#[tokio::test(start_paused = true)]
-async fn a_client_with_two_waiting_tasks_is_served_soon_as_well() {
-    let bed = Bed::new();
-    let (holder, faults) = bed.client_with_faults().await.unwrap();
-    let guard = holder.lock(NAME).unwrap().acquire().await.unwrap();
-    let client = bed.client().await;
-    let mut waiting = Vec::new();
-    for _ in 0..2 {
-        let acquiring = client.lock(NAME).unwrap().acquire();
-        waiting.push(tokio::spawn(async move {
-            acquiring.await.unwrap().release().await.unwrap();
-        }));
-    }
-    sleep(Duration::from_millis(500)).await; // they are in the queue
-    for slow in &faults[1..] {
-        slow.always(Call::Release, Fault::Delayed(Duration::from_millis(20)));
-    }
-    within(Duration::from_millis(500), async {
-        guard.release().await.unwrap();
-        for waiting in waiting {
-            waiting.await.unwrap();
-        }
-    })
-    .await;
-}
-
 /// Its caller had no time, which says nothing about the store.
 #[tokio::test(start_paused = true)]
 async fn a_caller_with_little_time_does_not_take_a_store_for_down() {
     let bed = Bed::new();
     let (client, faults) = bed.client_with_faults().await.unwrap();
-    let held = bed
-        .client()
-        .await
-        .lock(NAME)
-        .unwrap()
-        .acquire()
-        .await
-        .unwrap();
+    let held = bed.held().await;
     faults[0].always(Call::Acquire, Fault::Slow(Duration::from_millis(20)));
     let lock = client.lock(NAME).unwrap();
     let error = lock.acquire_timeout(Duration::from_millis(40)).await;
@@ -422,21 +397,21 @@ async fn what_a_slow_store_has_to_release_is_free_for_the_next_client() {
 /// The release reaches the first store, whose queue is the order, a moment before the others.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_is_served_before_the_other_stores_are_free_is_served_soon() {
-    let bed = Bed::new();
-    let (holder, faults) = bed.client_with_faults().await.unwrap();
-    let guard = holder.lock(NAME).unwrap().acquire().await.unwrap();
-    let lock = bed.client().await.lock(NAME).unwrap();
-    let waiting = tokio::spawn(async move { lock.acquire().await });
-    sleep(Duration::from_millis(500)).await; // it is in the queue
-    for slow in &faults[1..] {
-        slow.always(Call::Release, Fault::Delayed(Duration::from_millis(20)));
+    // The turn of a client with two tasks must not be that of the second one.
+    for tasks in [1, 2] {
+        let bed = Bed::new();
+        let (holder, faults) = bed.client_with_faults().await.unwrap();
+        let guard = holder.lock(NAME).unwrap().acquire().await.unwrap();
+        let waiting = bed.waiting(1, tasks).await;
+        for slow in &faults[1..] {
+            slow.always(Call::Release, Fault::Delayed(Duration::from_millis(20)));
+        }
+        within(Duration::from_millis(500), async {
+            guard.release().await.unwrap();
+            waiting.join_all().await;
+        })
+        .await;
     }
-    let (released, next) = within(Duration::from_millis(500), async {
-        tokio::join!(guard.release(), waiting)
-    })
-    .await;
-    released.unwrap();
-    next.unwrap().unwrap().release().await.unwrap();
 }
 
 /// After the give-up the core asks again for the same hold, which a release under way could end.

@@ -101,7 +101,7 @@ impl RecordBacked for SqliteDriver {
 #[cfg(test)]
 mod tests {
     use super::SqliteDriver;
-    use crate::{commands::PAGE, config::SqliteConfig, machine::Machine};
+    use crate::{commands::PAGE, config::SqliteConfig, connection::Checkout, machine::Machine};
     use dlock_core::{
         Clock, HoldId, Lease, LockName, Owner,
         driver::{
@@ -134,29 +134,22 @@ mod tests {
         }
     }
 
+    async fn checkout(driver: &SqliteDriver) -> Checkout<'_> {
+        let connection = &driver.0.store().connection;
+        connection.checkout(Class::Work).await.unwrap()
+    }
+
     /// Time passes by both clocks: the boot clock jumps, and the wall clock's times in the file move back.
     async fn pass(driver: &SqliteDriver, clock: &Clock, time: Duration) {
         clock.jump(time);
         let past = "UPDATE locks SET token = token - ?1, written = written - ?1";
         let past = sqlx::query(past).bind(i64::try_from(time.as_micros()).unwrap());
-        let mut checkout = driver
-            .0
-            .store()
-            .connection
-            .checkout(Class::Work)
-            .await
-            .unwrap();
+        let mut checkout = checkout(driver).await;
         past.execute(checkout.native()).await.unwrap();
     }
 
     async fn names(driver: &SqliteDriver) -> i64 {
-        let mut checkout = driver
-            .0
-            .store()
-            .connection
-            .checkout(Class::Work)
-            .await
-            .unwrap();
+        let mut checkout = checkout(driver).await;
         let names = sqlx::query_scalar("SELECT count(*) FROM locks");
         names.fetch_one(checkout.native()).await.unwrap()
     }

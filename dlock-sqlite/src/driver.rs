@@ -101,11 +101,16 @@ impl RecordBacked for SqliteDriver {
 #[cfg(test)]
 mod tests {
     use super::SqliteDriver;
-    use crate::{commands::PAGE, config::SqliteConfig, connection::Checkout, machine::Machine};
+    use crate::{
+        commands::{PAGE, RENEW_BATCH},
+        config::SqliteConfig,
+        connection::Checkout,
+        machine::Machine,
+    };
     use dlock_core::{
         Clock, HoldId, Lease, LockName, Owner,
         driver::{
-            Acquire, Acquired, DistributedLock, Release,
+            Acquire, Acquired, DistributedLock, Release, Renew,
             kit::{Class, RecordStore},
         },
     };
@@ -256,5 +261,31 @@ mod tests {
             async { drop(first) },
         );
         assert_eq!(order.borrow()[1], Class::Renewal, "{order:?}");
+    }
+
+    /// SQLite commits a statement when its last row is read, and sqlx reads rows ahead up to a limit.
+    #[tokio::test]
+    async fn a_client_that_stands_still_keeps_the_file_from_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Clock::simulated();
+        let [driver, other] = [
+            on(&clock, folder.path()).await,
+            on(&clock, folder.path()).await,
+        ];
+        let mut batch = Vec::new();
+        for at in 0..RENEW_BATCH {
+            let req = acquire(&format!("n{at}"), SECOND * 30);
+            token(&driver, &req).await;
+            batch.push(Renew::new(req.name, req.owner, req.hold, Some(SECOND * 60)));
+        }
+        let store = driver.0.store();
+        let mut renewing = std::pin::pin!(store.extend(&batch, Clock::boot().now() + DAY));
+        // It is sent, and nothing reads its rows.
+        assert!(futures_util::poll!(&mut renewing).is_pending());
+        let free = acquire("other", SECOND);
+        let served = token(&other, &free);
+        tokio::time::timeout(SECOND * 20, served).await.unwrap();
+        let renewed = renewing.await.unwrap();
+        assert!(renewed.iter().all(Option::is_some), "{renewed:?}");
     }
 }

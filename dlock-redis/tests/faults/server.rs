@@ -228,7 +228,8 @@ async fn a_full_server_refuses_without_effect_and_renews_what_is_held() {
         "{error:?}"
     );
     assert!(error.to_string().contains("maxmemory"), "{error}");
-    let held = [&permit, &entered, &alone].map(|req| {
+    // The first one needs the most: what a script may do depends on its first write.
+    let held = [&entered, &permit, &alone].map(|req| {
         let lease = Some(SECOND * 60);
         Renew::new(req.name.clone(), req.owner, req.hold, lease)
     });

@@ -1,6 +1,6 @@
 //! Calls to one driver: concurrent, in batches, and dropped.
 
-use super::bed::{Bed, acquire, again, frees, granted, held, open, release, renew};
+use super::bed::{Bed, acquire, again, frees, granted, held, release, renew};
 use super::{LIMIT, SECOND, trial};
 use dlock_core::{
     Clock, ErrorKind, HoldId, Holds,
@@ -8,8 +8,8 @@ use dlock_core::{
 };
 use futures_util::{FutureExt, future::join_all};
 use libtest_mimic::Trial;
-use std::{collections::HashSet, sync::Arc};
-use tokio::runtime::{Handle, Runtime};
+use std::collections::HashSet;
+use tokio::runtime::Handle;
 
 pub(super) fn trials() -> Vec<Trial> {
     Vec::from(tests! { trial:
@@ -17,7 +17,6 @@ pub(super) fn trials() -> Vec<Trial> {
         who_joins_what_is_over_by_the_second_try_is_told_that_it_is_gone,
         a_batch_of_renewals_of_any_size_is_answered_in_order,
         a_dropped_call_is_over_before_the_next_one_begins,
-        a_client_that_stands_still_keeps_the_file_from_no_other,
         a_walk_over_more_names_than_a_page_meets_each_once,
         a_closed_driver_refuses_and_its_locks_stay,
         no_owner_is_shown,
@@ -112,56 +111,6 @@ async fn a_batch_of_renewals_of_any_size_is_answered_in_order() {
             }
         }
     }
-}
-
-/// SQLite commits a statement when its last row is read, and sqlx reads rows ahead up to a limit.
-async fn a_client_that_stands_still_keeps_the_file_from_no_other() {
-    let bed = Bed::new();
-    let (standing, stands) = std::sync::mpsc::channel();
-    let (done, is_done) = std::sync::mpsc::channel();
-    let file = bed.file.clone();
-    let renewing = std::thread::spawn(move || {
-        lone_runtime().block_on(async {
-            let driver = Arc::new(open(&file).await);
-            let mut batch = Vec::new();
-            for at in 0..64 {
-                let req = acquire(&format!("n{at}"), LIMIT * 10);
-                granted(&driver, &req).await;
-                batch.push(Renew::new(req.name, req.owner, req.hold, Some(LIMIT * 20)));
-            }
-            let give_up = Clock::boot().now() + LIMIT * 2;
-            let renewing = async move { driver.renew(Lane::default(), &batch, give_up).await };
-            let renewing = tokio::spawn(renewing);
-            for _ in 0..10 {
-                tokio::task::yield_now().await;
-            }
-            standing.send(()).unwrap();
-            // No task of this runtime reads a row meanwhile.
-            is_done
-                .recv_timeout(LIMIT)
-                .expect("another client is served");
-            for renewed in renewing.await.unwrap().unwrap() {
-                assert!(matches!(renewed, Ok(Renewed::Until { .. })), "{renewed:?}");
-            }
-        });
-    });
-    let file = bed.file.clone();
-    let other = std::thread::spawn(move || {
-        stands.recv().unwrap();
-        lone_runtime().block_on(async {
-            granted(&open(&file).await, &acquire("other", SECOND * 60)).await;
-        });
-        done.send(()).unwrap();
-    });
-    let joined = tokio::task::spawn_blocking(move || (renewing.join(), other.join()));
-    let (renewed, served) = joined.await.unwrap();
-    renewed.unwrap();
-    served.unwrap();
-}
-
-fn lone_runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().unwrap()
 }
 
 async fn a_dropped_call_is_over_before_the_next_one_begins() {

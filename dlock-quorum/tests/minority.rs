@@ -315,7 +315,7 @@ async fn a_caller_with_little_time_does_not_take_a_store_for_down() {
     let (client, faults) = bed.client_with_faults().await.unwrap();
     let held = bed.held().await;
     // It answers long after.
-    faults[0].always(Call::Acquire, Fault::Slow(Duration::from_secs(2)));
+    faults[0].always_all(Fault::Slow(Duration::from_secs(2)));
     let lock = client.lock(NAME).unwrap();
     let error = lock.acquire_timeout(Duration::from_millis(40)).await;
     error.unwrap_err();

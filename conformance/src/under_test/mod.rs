@@ -136,14 +136,23 @@ impl<D: DistributedLock> UnderTest<D> {
         self.driver.renew(Lane::default(), &batch, give_up).await
     }
 
-    /// Renews holds with give-ups of a second, as those of a lease of six seconds, until all but that one are renewed: a
-    /// batch that waited for a locked row would be given up with all its entries. On a busy machine the time may not be
-    /// enough for all others, so the rest is sent again, as a watchdog does.
+    /// Takes 40 locks, has the row of one locked, and renews them with give-ups of a second, as those of a lease of six
+    /// seconds, until all others are renewed: a batch that waited for the row would be given up with all its entries. On a
+    /// busy machine the time may not be enough for all others, so the rest is sent again, as a watchdog does. Returns the
+    /// one that is left, and what `lock` did.
     ///
     /// # Panics
     /// When another one is not renewed in ten attempts, or that one is.
-    pub async fn renews_all_but(&self, stuck: &str, mut asks: Vec<Acquire>) {
+    pub async fn renews_all_but_the_locked<L>(
+        &self,
+        lock: impl AsyncFn(&'static str) -> L,
+    ) -> (Acquire, L) {
         const LEASE: Duration = SECOND.saturating_mul(60);
+        let mut asks = Vec::new();
+        for at in 0..40 {
+            asks.push(self.taken(&format!("n{at}")).await);
+        }
+        let locked = lock("n17").await;
         for _ in 0..10 {
             let renewing = self.renew_until(&asks, LEASE, self.clock.now() + SECOND);
             let Ok(Ok(renewed)) = tokio::time::timeout(SECOND, renewing).await else {
@@ -156,7 +165,8 @@ impl<D: DistributedLock> UnderTest<D> {
             }
         }
         let left: Vec<_> = asks.iter().map(|ask| ask.name.as_str()).collect();
-        assert_eq!(left, [stuck]);
+        assert_eq!(left, ["n17"]);
+        (asks.remove(0), locked)
     }
 
     /// Reads a lock.

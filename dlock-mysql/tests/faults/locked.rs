@@ -50,15 +50,11 @@ async fn a_locked_row_costs_only_its_own_renewal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_costs_only_its_own_renewal_of_a_short_lease_too() {
     let t = Testbed::start(&[]).await;
-    let mut held = Vec::new();
-    for at in 0..40 {
-        held.push(t.taken(&format!("n{at}")).await);
-    }
-    let mut blocker = t.blocker("n17").await;
-    t.renews_all_but("n17", held.clone()).await;
+    let lock = async |name: &str| t.blocker(name).await;
+    let (left, mut blocker) = t.renews_all_but_the_locked(lock).await;
     // One that has no row is no locked one.
     let gone = [
-        t.entry(&held[17], SECOND * 60),
+        t.entry(&left, SECOND * 60),
         t.entry(&t.ask("gone", SECOND), SECOND * 60),
     ];
     let give_up = t.clock.now() + SECOND * 5 / 4;

@@ -140,12 +140,8 @@ async fn renewed(t: &Testbed, held: &Acquire) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_costs_only_its_own_renewal_of_a_short_lease_too() {
     let t = Testbed::start(&[]).await;
-    let mut held = Vec::new();
-    for at in 0..40 {
-        held.push(t.taken(&format!("n{at}")).await);
-    }
-    let mut blocker = t.blocker("n17").await;
-    t.renews_all_but("n17", held).await;
+    let lock = async |name: &str| t.blocker(name).await;
+    let (_, mut blocker) = t.renews_all_but_the_locked(lock).await;
     run(&mut blocker, "ROLLBACK").await;
 }
 

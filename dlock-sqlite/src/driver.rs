@@ -114,7 +114,7 @@ mod tests {
             kit::{Class, RecordStore},
         },
     };
-    use std::{path::Path, time::Duration};
+    use std::{future::poll_fn, path::Path, sync::mpsc::channel, task::Poll, time::Duration};
 
     const SECOND: Duration = Duration::from_secs(1);
     const DAY: Duration = Duration::from_secs(86_400);
@@ -278,12 +278,30 @@ mod tests {
             token(&driver, &req).await;
             batch.push(Renew::new(req.name, req.owner, req.hold, Some(SECOND * 60)));
         }
+        // The thread of SQLite stops in the middle of the statement, and goes on while nothing reads the rows.
+        let (middle, (begun, has_begun), (go_on, goes_on)) = (200, channel(), channel::<()>());
+        let mut steps = 0;
+        let stop = move || {
+            steps += 1;
+            if steps == middle {
+                begun.send(()).unwrap();
+                goes_on.recv().unwrap();
+            }
+            true
+        };
+        let mut checkout = checkout(&driver).await;
+        let handle = checkout.native().lock_handle().await;
+        handle.unwrap().set_progress_handler(1, stop);
+        checkout.settle(Ok(())).unwrap();
+        drop(checkout);
         let store = driver.0.store();
         let mut renewing = std::pin::pin!(store.extend(&batch, Clock::boot().now() + DAY));
-        // It is sent, and nothing reads its rows.
-        assert!(futures_util::poll!(&mut renewing).is_pending());
+        let polled = poll_fn(|cx| Poll::Ready(renewing.as_mut().poll(cx))).await;
+        assert!(polled.is_pending());
+        has_begun.recv().unwrap();
+        go_on.send(()).unwrap();
         let free = acquire("other", SECOND);
-        let served = token(&other, &free);
+        let served = async { while other.acquire(&free).await.is_err() {} };
         tokio::time::timeout(SECOND * 20, served).await.unwrap();
         let renewed = renewing.await.unwrap();
         assert!(renewed.iter().all(Option::is_some), "{renewed:?}");

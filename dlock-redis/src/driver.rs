@@ -2,7 +2,7 @@
 //! The answer of a script holds all that its caller needs, so no step takes a second round trip.
 
 use crate::{
-    commands::{Acquisition, Breaking, KEYS_OF_A_LOCK, Record, Refusal, Releasing},
+    commands::{Acquisition, KEYS_OF_A_LOCK, Record, Refusal, Releasing},
     config::RedisConfig,
     connection::Shared,
     error,
@@ -266,16 +266,11 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        let mut releasing = match (req.holds, req.min_hold) {
-            (Holds::One(hold), None) => self.releases.ask(&(req.clone(), hold)).await,
-            _ => self.server.release(req).await,
+        let releasing = match (req.holds, req.min_hold) {
+            (Holds::One(hold), None) => self.releases.ask(&(req.clone(), hold)).await?,
+            _ => self.server.release(req).await?,
         };
-        if releasing.as_ref().is_err_and(error::is_foreign) {
-            // A foreign key in the place of the queue is met only after the hold has ended; one in the
-            // place of the record is met first, in the repeat too.
-            releasing = self.server.release(req).await.map(ended_before);
-        }
-        Ok(match releasing? {
+        Ok(match releasing {
             Releasing::Freed => Released::Freed,
             Releasing::Unserved => {
                 self.server.go_on(req.name.clone());
@@ -313,21 +308,11 @@ impl DistributedLock for RedisDriver {
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        let mut breaking = self.server.break_lock(name, only).await;
-        if breaking.as_ref().is_err_and(error::is_foreign) {
-            // A break can meet a foreign queue key in the same way as a release.
-            breaking = self.server.break_lock(name, only).await;
-            if let Ok(Breaking { broken, .. }) = &mut breaking
-                && *broken == Broken::WasFree
-            {
-                *broken = Broken::Freed { token: only };
-            }
-        }
-        let Breaking { broken, unserved } = breaking?;
-        if unserved {
+        let breaking = self.server.break_lock(name, only).await?;
+        if breaking.unserved {
             self.server.go_on(name.clone());
         }
-        Ok(broken)
+        Ok(breaking.broken)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
@@ -351,18 +336,6 @@ fn capabilities(config: &RedisConfig) -> Capabilities {
     capabilities.late = LATE;
     capabilities.renew_batch = RENEW_BATCH;
     capabilities
-}
-
-/// The outcome of a release that failed after its hold had ended, read from the answer to its repeat.
-fn ended_before(repeat: Releasing) -> Releasing {
-    match repeat {
-        Releasing::NotHeld(record) => {
-            let shut = record.fields.iter().any(|(field, _)| field == b"~k");
-            let rest = record.rest.filter(|_| shut);
-            rest.map_or(Releasing::Freed, Releasing::Kept)
-        }
-        other => other,
-    }
 }
 
 fn held(refusal: &Refusal, req: &Acquire) -> Held {

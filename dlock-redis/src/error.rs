@@ -15,9 +15,8 @@ use redis::{ErrorKind as Native, RedisError};
 type Class = ErrorClass<&'static str, bool>;
 
 /// A refusal has no effect: the server refuses a script at its first write, before any other write. A
-/// foreign key is met before a hold is written. (A release or break that meets one in the place of the
-/// queue has done its work by then; the driver repeats the request.) A code outside this table may come
-/// from the middle of a script, so its effect is unknown.
+/// foreign key is met before a hold is written or ended. A code outside this table may come from the
+/// middle of a script, so its effect is unknown.
 #[rustfmt::skip]
 const TABLE: [Class; 30] = {
     use Effect::{None, Unknown};
@@ -226,11 +225,6 @@ pub(crate) fn garbled() -> DriverError {
 pub(crate) fn late() -> DriverError {
     DriverError::unavailable("the request reached the server too late and was refused")
         .with_retry(RetryClass::Now)
-}
-
-/// Whether a key that dlock did not write was met.
-pub(crate) fn is_foreign(error: &DriverError) -> bool {
-    error.kind() == ErrorKind::Misuse
 }
 
 pub(crate) fn full() -> DriverError {

@@ -5,9 +5,9 @@
 -- given again. A damaged counter restarts at the token of the record where that is sound, else at the server's
 -- time: no grant read anything else from it. A damaged counter is reason enough to break a lock without a holder,
 -- where no token is required. Answers what it did, the token, and 1 when the queue has more dead tickets than one
--- script removes.
+-- script removes. A foreign key in the place of the queue is no error.
 local call, key, line, ends, counter = redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local me, first, budget = false, false, 32
+local me, budget = false, 32
 --@sound
 local token, last = call('HGET', key, '~t'), redis.pcall('GET', counter)
 if type(last) == 'table' then last = string.find(last.err, 'WRONGTYPE') and '' end
@@ -21,6 +21,7 @@ if anew then
 end
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local first = redis.pcall('ZRANGE', line, '0', '1')
 --@tell
 --@serve
 if not (served or unserved) then redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0') end

@@ -1,7 +1,8 @@
 -- Needs `unwaited`, true where there is no queue, and the arguments of `release.lua` by name.
 --
 -- A sharer that leaves others does not walk through them, unless one may have ended or the record may end with this
--- one: in that case the end of the record is computed anew.
+-- one: in that case the end of the record is computed anew. From the `DEL` on, a foreign key in the place of the
+-- queue is no error.
 local time, now, shut = false, 0, 0
 local got = call('HMGET', key, owner, hold, '~e')
 if got[1] == '1' and got[2] and string.byte(got[2]) == 61 and not keep then
@@ -60,11 +61,11 @@ else
     call('HSET', key, '~k', shut)
     call('PEXPIREAT', key, shut)
 --@tell
-    tell(shut - now)
+    pcall(tell, shut - now)
     return {2, shut - now}
   end
 end
-local first = not unwaited and call('ZRANGE', line, '0', '1')
+local first = not unwaited and redis.pcall('ZRANGE', line, '0', '1')
 if first and first[1] then
   time = time or call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -14,10 +14,10 @@ while budget > 0 do
   first = false
   budget = budget - 1
   call('ZREM', line, head)
-  local entry = call('HGET', ends, head)
-  call('HDEL', ends, head)
+  local entry = redis.pcall('HGET', ends, head)
+  redis.pcall('HDEL', ends, head)
   if head == me then won = true break end
-  local deadline, turn = string.match(entry or '', '^(%d+) (%d+)')
+  local deadline, turn = string.match(type(entry) == 'string' and entry or '', '^(%d+) (%d+)')
   if deadline and deadline - now > 0 and #turn < 10 then
     tell(turn, heads[2])
     if push('T', head, ' ') > 0 then

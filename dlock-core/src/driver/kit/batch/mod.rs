@@ -204,22 +204,19 @@ impl<B: Batch> Batcher<B> {
             return Admission::Alone(None);
         }
         state.alone_until = None;
-        let slot = |begun| Slot {
-            inner: Arc::clone(&self.0),
-            age: state.age,
-            begun,
-        };
         if state.in_flight < policy.alone && state.last <= 1 {
-            let slot = slot(true);
             state.in_flight += 1;
-            return Admission::Alone(Some(slot));
+            return Admission::Alone(Some(Slot {
+                inner: Arc::clone(&self.0),
+                age: state.age,
+                begun: true,
+            }));
         }
         let Ok(runtime) = Handle::try_current() else {
             return Admission::Alone(None);
         };
-        // If requests wait already, the next batch takes them all along.
+        // If requests wait already, a task is on its way to take them along.
         let begins = state.in_flight < policy.in_flight && state.waiting.is_empty();
-        let slot = begins.then(|| slot(false));
         let (answer, receiver) = oneshot::channel();
         state.ids += 1;
         let id = state.ids;
@@ -227,12 +224,11 @@ impl<B: Batch> Batcher<B> {
             id,
             request: request.clone(),
             answer,
-            runtime: runtime.clone(),
+            runtime,
         });
-        if let Some(slot) = slot {
+        if begins {
             state.in_flight += 1;
-            drop(state);
-            runtime.spawn(carry(slot));
+            self.0.carry_first(state);
         }
         Admission::Waits(id, receiver)
     }
@@ -303,8 +299,23 @@ impl<B: Batch> Inner<B> {
             .unwrap_or_else(|| Some(Err(untold())))
     }
 
-    /// Takes the next batch: the request that waited longest and all that can go with it.
-    fn load(&self, age: u64) -> Option<Vec<Waiting<B>>> {
+    /// Begins a task that sends what waits, on the runtime of the first request.
+    fn carry_first(self: &Arc<Self>, state: MutexGuard<'_, State<B>>) {
+        let next = state.waiting.first().map(|next| next.runtime.clone());
+        let slot = Slot {
+            inner: Arc::clone(self),
+            age: state.age,
+            begun: false,
+        };
+        drop(state);
+        if let Some(runtime) = next {
+            runtime.spawn(carry(slot));
+        }
+    }
+
+    /// Takes the next batch: the request that waited longest and all that can go with it. What is left goes at once
+    /// in another, if fewer than may are in flight.
+    fn load(self: &Arc<Self>, age: u64) -> Option<Vec<Waiting<B>>> {
         let mut state = self.state();
         if state.age != age {
             return None;
@@ -327,6 +338,10 @@ impl<B: Batch> Inner<B> {
         });
         let load: Vec<_> = load.collect();
         state.last = load.len();
+        if state.in_flight < self.policy.in_flight && !state.waiting.is_empty() {
+            state.in_flight += 1;
+            self.carry_first(state);
+        }
         Some(load)
     }
 
@@ -377,17 +392,11 @@ impl<B: Batch> Drop for Slot<B> {
             state.pause(&self.inner.policy);
         }
         state.waiting.retain(|waiting| !waiting.answer.is_closed());
-        let Some(next) = state.waiting.first() else {
+        if state.waiting.is_empty() {
             state.in_flight -= 1;
-            return;
-        };
-        let runtime = next.runtime.clone();
-        drop(state);
-        runtime.spawn(carry(Self {
-            inner: Arc::clone(&self.inner),
-            age: self.age,
-            begun: false,
-        }));
+        } else {
+            self.inner.carry_first(state);
+        }
     }
 }
 

@@ -293,6 +293,20 @@ async fn some_go_alone_and_some_batches_at_once_as_the_policy_says() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn more_than_one_batch_takes_goes_at_once_in_as_many_as_may() {
+    let bed = Bed::new(BatchPolicy {
+        in_flight: 3,
+        most: 2,
+        ..POLICY
+    });
+    let asked = ["a", "b", "c", "d", "e", "f"].map(|name| bed.asks(name, 0));
+    settle().await;
+    assert_eq!(bed.sent(), ["-a", "b c", "d e"]);
+    bed.permit(4);
+    all_answered(asked).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn when_the_task_that_sends_dies_its_requests_are_unknown_and_others_go_on() {
     let bed = Bed::new(POLICY);
     let [first, a, b] = ["first", "a", "b"].map(|name| bed.asks(name, 0));

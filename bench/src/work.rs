@@ -8,11 +8,12 @@ use dlock_core::{
     Clock, Guard, HoldId, Lease, Lock, LockName, Owner,
     driver::{Acquire, Acquired, DistributedLock, Release},
 };
+use parking_lot::Mutex;
 use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant},
@@ -253,11 +254,11 @@ pub(crate) async fn hand_off_at_home<C: Contender>(
         tasks.spawn_on(contend(contender, Arc::clone(&arena)), &home);
     }
     tokio::time::sleep(span.mul_f64(LEAD_IN)).await;
-    arena.latencies().clear();
+    arena.latencies.lock().clear();
     let since = probe.begin().await?;
     tokio::time::sleep(span.mul_f64(1.0 - LEAD_IN)).await;
     let mut work = Work {
-        latencies: std::mem::take(&mut *arena.latencies()),
+        latencies: std::mem::take(&mut *arena.latencies.lock()),
         ..Work::default()
     };
     work.operations = u64::try_from(work.latencies.len())?;
@@ -318,13 +319,9 @@ impl Arena {
         if self.inside.fetch_add(1, SeqCst) != 0 {
             self.violations.fetch_add(1, SeqCst);
         }
-        let given_back = self
-            .given_back
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let given_back = self.given_back.lock().take();
         if let Some(given_back) = given_back {
-            self.latencies().push(nanos(now - given_back));
+            self.latencies.lock().push(nanos(now - given_back));
         }
         let mut mine = 0;
         self.turn.send_modify(|turn| {
@@ -336,16 +333,7 @@ impl Arena {
 
     fn leave(&self) {
         self.inside.fetch_sub(1, SeqCst);
-        *self
-            .given_back
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    fn latencies(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.latencies
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *self.given_back.lock() = Some(Instant::now());
     }
 }
 

@@ -2,11 +2,8 @@
 
 use crate::{Result, ensure, failure::Failure, same};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::BTreeMap, fmt};
 
 /// The instruments of the clients of one case.
 pub(crate) struct Counts {
@@ -89,7 +86,7 @@ impl Counts {
     }
 
     fn read(&self) -> MutexGuard<'_, Reading> {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.read.lock();
         read.labels.clear();
         for (key, _, _, value) in self.recorder.snapshotter().snapshot().into_vec() {
             let key = key.key();

@@ -16,10 +16,11 @@ use dlock_core::{
     driver::{DistributedLock, DriverError},
 };
 use futures_util::future::{join_all, ready};
+use parking_lot::Mutex;
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -99,7 +100,7 @@ impl Ctx {
     }
 
     fn opened(&self, driver: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
-        let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.0.opened.lock();
         opened.push(Arc::clone(&driver));
         drop(opened);
         match &self.0.mutation {
@@ -393,7 +394,7 @@ impl Ctx {
     /// Closes every connection.
     pub(crate) async fn finish(&self) {
         let opened = {
-            let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut opened = self.0.opened.lock();
             std::mem::take(&mut *opened)
         };
         let all = join_all(opened.iter().map(|driver| driver.close()));

@@ -21,11 +21,12 @@ use crate::{
     runtime,
     shutdown::Shutdown,
 };
+use parking_lot::Mutex;
 use std::{
     fmt,
     num::NonZeroU32,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
     },
     time::Duration,

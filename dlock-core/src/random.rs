@@ -7,11 +7,11 @@ use crate::{
     error::{DriverError, Error, ErrorKind},
     owner::{HoldId, Owner},
 };
+use parking_lot::Mutex;
 use rand::{
     RngExt, SeedableRng, TryRng,
     rngs::{StdRng, SysRng},
 };
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct Random {
     generator: Mutex<StdRng>,
@@ -53,7 +53,7 @@ impl Random {
 
     /// A number from 0 to 1, for pauses.
     pub(crate) fn jitter(&self) -> f64 {
-        self.generator().random()
+        self.generator.lock().random()
     }
 
     fn draw<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> Result<T, DriverError> {
@@ -64,14 +64,8 @@ impl Random {
                 bits(&mut seed)?;
                 Ok(draw(&mut StdRng::from_seed(seed)))
             }
-            Ids::Generator => Ok(draw(&mut self.generator())),
+            Ids::Generator => Ok(draw(&mut self.generator.lock())),
         }
-    }
-
-    fn generator(&self) -> MutexGuard<'_, StdRng> {
-        self.generator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,11 +15,7 @@ use etcd_client::{
     AlarmAction, AlarmType, Client, ConnectOptions, Error as Native, LeaseGrantOptions,
     LeaseKeepAliveStream, LeaseKeeper, Txn, TxnResponse,
 };
-use std::{
-    collections::VecDeque,
-    sync::{Arc, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{
     runtime::Handle,
     sync::{Mutex, mpsc, oneshot, watch},
@@ -37,7 +33,7 @@ pub(crate) struct Connection {
 struct Members {
     config: EtcdConfig,
     options: ConnectOptions,
-    current: std::sync::Mutex<Option<Arc<Link>>>,
+    current: parking_lot::Mutex<Option<Arc<Link>>>,
     /// The member to connect to next. Locked while one is connected to.
     next: Mutex<usize>,
 }
@@ -47,7 +43,7 @@ pub(crate) struct Link {
     pub(crate) client: Client,
     lost: watch::Sender<bool>,
     /// When a request was last answered.
-    heard: std::sync::Mutex<Instant>,
+    heard: parking_lot::Mutex<Instant>,
 }
 
 impl Link {
@@ -72,13 +68,9 @@ impl Link {
             sent: Instant::now(),
         };
         let answer = request.await;
-        *self.heard() = Instant::now();
+        *self.heard.lock() = Instant::now();
         drop(flight);
         answer
-    }
-
-    fn heard(&self) -> MutexGuard<'_, Instant> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,7 +82,7 @@ struct InFlight<'a> {
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let heard = *self.link.heard();
+        let heard = *self.link.heard.lock();
         if heard.max(self.sent).elapsed() >= SILENT {
             self.link.lose();
         }
@@ -115,12 +107,8 @@ impl KeepAlive {
 pub(crate) type KeepAlives = mpsc::Receiver<KeepAlive>;
 
 impl Members {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn current(&self) -> Option<Arc<Link>> {
-        self.lock().clone().filter(|link| !link.is_lost())
+        self.current.lock().clone().filter(|link| !link.is_lost())
     }
 
     async fn connect(&self) -> Result<Arc<Link>> {
@@ -139,9 +127,9 @@ impl Members {
                     let link = Arc::new(Link {
                         client,
                         lost,
-                        heard: std::sync::Mutex::new(Instant::now()),
+                        heard: parking_lot::Mutex::new(Instant::now()),
                     });
-                    *self.lock() = Some(Arc::clone(&link));
+                    *self.current.lock() = Some(Arc::clone(&link));
                     return Ok(link);
                 }
                 Err(error) => {
@@ -181,7 +169,7 @@ impl Connection {
             members: Arc::new(Members {
                 options: options(&config).await?,
                 config,
-                current: std::sync::Mutex::default(),
+                current: parking_lot::Mutex::default(),
                 next: Mutex::default(),
             }),
             keep_alives,
@@ -372,8 +360,8 @@ async fn carry(
     requests: &mut KeepAlives,
     (mut keeper, mut stream): (LeaseKeeper, LeaseKeepAliveStream),
 ) {
-    let sent = std::sync::Mutex::new(VecDeque::new());
-    let sent = || sent.lock().unwrap_or_else(PoisonError::into_inner);
+    let sent = parking_lot::Mutex::new(VecDeque::new());
+    let sent = || sent.lock();
     let sending = async {
         let mut next = Some(first);
         while let Some(request) = next {

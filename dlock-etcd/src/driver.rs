@@ -20,10 +20,11 @@ use dlock_core::{
 };
 use futures_core::stream::BoxStream;
 use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicI64, Ordering},
     },
     time::Duration,
@@ -251,7 +252,7 @@ async fn attend(inner: Arc<Inner>) {
 
 impl Inner {
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

@@ -11,10 +11,11 @@ use crate::{
 use dlock_core::driver::{Result, Ticket, WakeUp};
 use futures_core::Stream;
 use futures_util::StreamExt;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -148,7 +149,7 @@ impl QueuePositions {
     /// Where the ticket is to be queued in the next request; `None`: at the end. It is remembered from now
     /// on.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<QueuePosition> {
-        let mut positions = self.lock();
+        let mut positions = self.0.lock();
         let remembered = positions.entry(ticket).or_default();
         if remembered.turned && remembered.lapsed {
             return None;
@@ -158,7 +159,7 @@ impl QueuePositions {
 
     /// The ticket was refused, and is queued there. Ignored for a ticket that has left meanwhile.
     pub(crate) fn refused(&self, ticket: Ticket, position: Option<QueuePosition>) {
-        if let (Some(position), Some(remembered)) = (position, self.lock().get_mut(&ticket)) {
+        if let (Some(position), Some(remembered)) = (position, self.0.lock().get_mut(&ticket)) {
             remembered.position = Some(position);
             remembered.lapsed |= std::mem::take(&mut remembered.turned);
         }
@@ -166,23 +167,19 @@ impl QueuePositions {
 
     /// The ticket is queued there for the first time.
     pub(crate) fn queued(&self, ticket: Ticket, position: QueuePosition) {
-        self.lock().entry(ticket).or_default().position = Some(position);
+        self.0.lock().entry(ticket).or_default().position = Some(position);
     }
 
     /// The ticket got a turn.
     pub(crate) fn turned(&self, ticket: Ticket) {
-        if let Some(remembered) = self.lock().get_mut(&ticket) {
+        if let Some(remembered) = self.0.lock().get_mut(&ticket) {
             remembered.turned = true;
         }
     }
 
     /// The ticket is used up, or has left.
     pub(crate) fn forget(&self, ticket: Ticket) {
-        self.lock().remove(&ticket);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Ticket, Remembered>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(&ticket);
     }
 }
 
@@ -213,7 +210,7 @@ mod tests {
             (req.ticket, req.next_ticket) = (line, next);
             req
         };
-        let known = || driver.connection.positions.lock().len();
+        let known = || driver.connection.positions.0.lock().len();
         driver
             .acquire(&ask("a", Some(one), Some(two)))
             .await

@@ -3,9 +3,10 @@
 use crate::inbox::Inbox;
 use dlock_core::{LockName, driver::WakeUp};
 use fastrand::Rng;
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -183,7 +184,7 @@ impl Faults {
     /// # Ok(()) }
     /// ```
     pub fn once(&self, call: Call, fault: Fault) {
-        self.script().once[call.index()].push_back(fault);
+        self.script.lock().once[call.index()].push_back(fault);
     }
 
     /// Every call of that kind meets this fault from now on; [`Fault::Ok`] ends it.
@@ -200,7 +201,7 @@ impl Faults {
     /// # Ok(()) }
     /// ```
     pub fn always(&self, call: Call, fault: Fault) {
-        self.script().always[call.index()] = fault;
+        self.script.lock().always[call.index()] = fault;
     }
 
     /// Every call of every kind meets this fault from now on.
@@ -217,7 +218,7 @@ impl Faults {
     /// # Ok(()) }
     /// ```
     pub fn always_all(&self, fault: Fault) {
-        self.script().always.fill(fault);
+        self.script.lock().always.fill(fault);
     }
 
     /// Calls and wake-ups meet what the plan draws, until [`clear`](Self::clear) or another plan.
@@ -236,7 +237,7 @@ impl Faults {
     /// ```
     pub fn plan(&self, plan: FaultPlan) {
         self.inbox.plan(Some(plan.clone()));
-        self.script().plan = Some(plan);
+        self.script.lock().plan = Some(plan);
     }
 
     /// In every batch of renewals from now on, the entry of this name alone fails (effect none), like a
@@ -254,7 +255,7 @@ impl Faults {
     /// # Ok(()) }
     /// ```
     pub fn stick(&self, name: LockName) {
-        self.script().stuck.insert(name);
+        self.script.lock().stuck.insert(name);
     }
 
     /// From now on nothing fails. Calls that are already late, slow or unanswered stay so.
@@ -272,7 +273,7 @@ impl Faults {
     /// # Ok(()) }
     /// ```
     pub fn clear(&self) {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         *script = Script {
             made: script.made,
             ..Script::default()
@@ -333,12 +334,12 @@ impl Faults {
     /// ```
     #[must_use]
     pub fn made(&self, call: Call) -> u64 {
-        self.script().made[call.index()]
+        self.script.lock().made[call.index()]
     }
 
     /// Counts the call and returns its fault.
     pub(crate) fn next(&self, call: Call) -> Fault {
-        let (mut script, at) = (self.script(), call.index());
+        let (mut script, at) = (self.script.lock(), call.index());
         script.made[at] += 1;
         if let Some(fault) = script.once[at].pop_front() {
             return fault;
@@ -351,11 +352,7 @@ impl Faults {
 
     /// The names that cannot be renewed.
     pub(crate) fn stuck(&self) -> BTreeSet<LockName> {
-        self.script().stuck.clone()
-    }
-
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+        self.script.lock().stuck.clone()
     }
 }
 

@@ -4,7 +4,8 @@ use crate::fault::{FaultPlan, WakeUpFault};
 use dlock_core::driver::{WakeUp, kit::WakeUps};
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+
 use tokio::task::unconstrained;
 
 /// One client's inbox for wake-ups, and what a test does to them on their way.
@@ -23,12 +24,12 @@ struct Way {
 impl Inbox {
     /// Whether the server would find a receiver: what `PUBLISH` counts.
     pub(crate) fn listens(&self) -> bool {
-        !self.arrived.is_closed() && self.lock().fault != WakeUpFault::Cut
+        !self.arrived.is_closed() && self.way.lock().fault != WakeUpFault::Cut
     }
 
     /// Puts a wake-up from the server into the inbox; the fault script may lose it.
     pub(crate) fn push(&self, wake_up: WakeUp) {
-        let mut way = self.lock();
+        let mut way = self.way.lock();
         let fault = match (way.fault, &mut way.plan) {
             (WakeUpFault::Deliver, Some(plan)) => plan.draw_wake_up(),
             (standing, _) => standing,
@@ -49,14 +50,14 @@ impl Inbox {
     }
 
     pub(crate) fn set_fault(&self, fault: WakeUpFault) {
-        let before = std::mem::replace(&mut self.lock().fault, fault);
+        let before = std::mem::replace(&mut self.way.lock().fault, fault);
         if before == WakeUpFault::Cut && fault != WakeUpFault::Cut {
             self.put(WakeUp::Resync);
         }
     }
 
     pub(crate) fn plan(&self, plan: Option<FaultPlan>) {
-        self.lock().plan = plan;
+        self.way.lock().plan = plan;
     }
 
     /// The client listens no more; the stream ends after the wake-ups that have arrived.
@@ -72,9 +73,5 @@ impl Inbox {
             let wake_up = unconstrained(arrived.next()).await?;
             Some((wake_up, arrived))
         }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Way> {
-        self.way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,12 +11,13 @@ use dlock_core::{
     Clock, Instant, LockName,
     driver::{Lane, Result},
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     ops::Bound,
     sync::{
-        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -126,7 +127,7 @@ impl MemoryStore {
     pub fn named(name: &str) -> Self {
         static STORES: LazyLock<Mutex<BTreeMap<String, MemoryStore>>> =
             LazyLock::new(Mutex::default);
-        let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = STORES.lock();
         if let Some(store) = stores.get(name) {
             return store.clone();
         }
@@ -228,7 +229,7 @@ impl MemoryStore {
     /// # Ok(()) }
     /// ```
     pub fn flush(&self) {
-        self.lock().state.lose_all();
+        self.0.server.lock().state.lose_all();
     }
 
     /// Executes nothing from now on, as after `SIGSTOP`: requests wait. Must not be called while the server
@@ -244,7 +245,7 @@ impl MemoryStore {
     /// store.cont();
     /// ```
     pub fn stop(&self) {
-        let mut server = self.lock();
+        let mut server = self.0.server.lock();
         if server.condition == Condition::Running {
             server.condition = Condition::Stopped;
         }
@@ -263,7 +264,7 @@ impl MemoryStore {
     /// store.cont();
     /// ```
     pub fn cont(&self) {
-        let mut server = self.lock();
+        let mut server = self.0.server.lock();
         if server.condition == Condition::Stopped {
             server.condition = Condition::Running;
         }
@@ -288,7 +289,7 @@ impl MemoryStore {
     /// # Ok(()) }
     /// ```
     pub fn down(&self) {
-        let mut server = self.lock();
+        let mut server = self.0.server.lock();
         server.condition = Condition::Down;
         let lost = std::mem::take(&mut server.waiting);
         drop(server);
@@ -313,7 +314,7 @@ impl MemoryStore {
     /// # Ok(()) }
     /// ```
     pub fn up(&self) {
-        let mut server = self.lock();
+        let mut server = self.0.server.lock();
         if server.condition == Condition::Down {
             server.condition = Condition::Running;
             server.state.clients.resync();
@@ -354,7 +355,7 @@ impl MemoryStore {
     /// store.resume_lane(dlock_core::driver::Lane(1));
     /// ```
     pub fn stall_lane(&self, lane: Lane) {
-        self.lock().stalled.insert(lane);
+        self.0.server.lock().stalled.insert(lane);
     }
 
     /// Executes the waiting requests of that lane in the order of their arrival, and goes on.
@@ -369,7 +370,7 @@ impl MemoryStore {
     /// store.resume_lane(dlock_core::driver::Lane(1));
     /// ```
     pub fn resume_lane(&self, lane: Lane) {
-        let mut server = self.lock();
+        let mut server = self.0.server.lock();
         server.stalled.remove(&lane);
         self.catch_up(server);
     }
@@ -391,7 +392,7 @@ impl MemoryStore {
     /// ```
     #[must_use]
     pub fn executed(&self, call: Call) -> u64 {
-        self.lock().executed[call.index()]
+        self.0.server.lock().executed[call.index()]
     }
 
     /// The number of calls that it refused because of their not-after.
@@ -406,7 +407,7 @@ impl MemoryStore {
     /// ```
     #[must_use]
     pub fn refused_late(&self) -> u64 {
-        self.lock().late
+        self.0.server.lock().late
     }
 
     /// The number of requests that wait in it unexecuted.
@@ -421,7 +422,7 @@ impl MemoryStore {
     /// ```
     #[must_use]
     pub fn unexecuted(&self) -> usize {
-        self.lock().waiting.len()
+        self.0.server.lock().waiting.len()
     }
 
     /// The number of tickets that are queued for that name or wait for its wake-ups, including dead ones not
@@ -438,7 +439,7 @@ impl MemoryStore {
     /// ```
     #[must_use]
     pub fn tickets(&self, name: &LockName) -> usize {
-        let server = self.lock();
+        let server = self.0.server.lock();
         let entry = server.state.names.get(name);
         entry.map_or(0, |entry| entry.line.tickets())
     }
@@ -459,7 +460,7 @@ impl MemoryStore {
     /// ```
     #[must_use]
     pub fn names(&self) -> usize {
-        self.lock().state.names.len()
+        self.0.server.lock().state.names.len()
     }
 
     /// The store's id, for [`Capabilities::store`](dlock_core::driver::Capabilities::store).
@@ -474,12 +475,12 @@ impl MemoryStore {
 
     /// Registers a new client, whose wake-ups go to that inbox.
     pub(crate) fn connect(&self, inbox: Arc<Inbox>) -> ClientId {
-        self.lock().state.clients.connect(inbox)
+        self.0.server.lock().state.clients.connect(inbox)
     }
 
     /// Removes a client; its holds stay.
     pub(crate) fn disconnect(&self, client: ClientId) {
-        let inbox = self.lock().state.clients.inboxes.remove(&client);
+        let inbox = self.0.server.lock().state.clients.inboxes.remove(&client);
         drop(inbox);
     }
 
@@ -489,7 +490,7 @@ impl MemoryStore {
         request: Request,
         work: impl Work<A>,
     ) -> Submitted<A> {
-        let mut server = self.lock();
+        let mut server = self.0.server.lock();
         if server.condition == Condition::Down {
             return Submitted::Done(Err(MemoryError::Down.into()));
         }
@@ -522,10 +523,6 @@ impl MemoryStore {
         for answer in answers {
             answer();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Server> {
-        self.0.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

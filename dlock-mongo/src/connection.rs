@@ -27,10 +27,11 @@ use mongodb::{
     event::{EventHandler, sdam::SdamEvent},
     options::{ClientOptions, ServerAddress},
 };
+use parking_lot::Mutex;
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -190,11 +191,7 @@ impl Connection {
     /// member became the primary.
     pub(crate) async fn not_after(&self, give_up: Instant) -> Result<DateTime> {
         let now = self.now();
-        let seen = *self
-            .shared
-            .seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let seen = *self.shared.seen.lock();
         let known = seen.is_some_and(|seen| now.since(seen) < CLOCK_GOOD);
         let at = match self.shared.server.at(give_up) {
             Some(at) if known => at,
@@ -214,11 +211,7 @@ impl Connection {
     pub(crate) fn observe(&self, time: StoreTime) {
         let server = Duration::from_micros(time.now);
         let now = self.now();
-        let mut seen = self
-            .shared
-            .seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.shared.seen.lock();
         let is_fresh = seen.is_some_and(|seen| now.since(seen) < CLOCK_GOOD);
         let known = self.shared.server.at(now);
         let ahead = known.and_then(|known| known.checked_sub(server));
@@ -394,7 +387,7 @@ impl Shared {
 
     /// Another member has another clock.
     fn described(&self, server: &ServerAddress, is_primary: bool) {
-        let mut primary = self.primary.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut primary = self.primary.lock();
         if is_primary
             && primary.as_ref() != Some(server)
             && primary.replace(server.clone()).is_some()

@@ -31,10 +31,11 @@ use dlock_core::{
 };
 use futures_core::stream::BoxStream;
 use mongodb::{bson::Document, error::Error as NativeError};
+use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 use tokio::time::Instant;
@@ -101,16 +102,16 @@ impl Listener {
 
     /// Notes that the name was found held: a lost race, if this client tried because of a wake-up.
     pub(crate) fn refused(&self, name: &LockName) {
-        self.shared.waiting().races.lost(name);
+        self.shared.waiting.lock().races.lost(name);
     }
 
     pub(crate) fn won(&self, name: &LockName) {
-        self.shared.waiting().races.won(name);
+        self.shared.waiting.lock().races.won(name);
     }
 
     /// Ends the wake-ups and the change stream.
     pub(crate) fn close(&self) {
-        let mut waiting = self.shared.waiting();
+        let mut waiting = self.shared.waiting.lock();
         self.shared.wake_ups.close();
         waiting.names.clear();
     }
@@ -124,7 +125,7 @@ impl Waiters for Listener {
 
     /// Answers `true` also where the stream will be open in a moment.
     async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
-        let mut waiting = self.shared.waiting();
+        let mut waiting = self.shared.waiting.lock();
         if self.shared.wake_ups.is_closed() {
             return false;
         }
@@ -139,7 +140,7 @@ impl Waiters for Listener {
     }
 
     fn forget(&self, name: &LockName, ticket: Ticket) {
-        let mut waiting = self.shared.waiting();
+        let mut waiting = self.shared.waiting.lock();
         if let Some(tickets) = waiting.names.get_mut(name) {
             tickets.remove(&ticket);
             if tickets.is_empty() {
@@ -157,15 +158,15 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({} names)", self.shared.waiting().names.len())
+        write!(
+            f,
+            "Listener({} names)",
+            self.shared.waiting.lock().names.len()
+        )
     }
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn resync(&self) {
         self.wake_ups.send(WakeUp::Resync);
     }
@@ -177,7 +178,7 @@ impl Shared {
             .and_then(|key| key.get_str("_id"))
             .map(str::parse::<LockName>);
         let Ok(Ok(name)) = name else { return };
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if !waiting.names.contains_key(&name) {
             return;
         }
@@ -188,7 +189,7 @@ impl Shared {
                 self.connection.runtime().spawn(async move {
                     tokio::time::sleep(pause).await;
                     if let Some(here) = shared.upgrade() {
-                        here.waiting().races.rested(&name);
+                        here.waiting.lock().races.rested(&name);
                         here.wake_ups.send(WakeUp::Free(name));
                     }
                 });
@@ -199,7 +200,7 @@ impl Shared {
 
     /// Whether there is a waiter, or was one a while ago. If not, the task ends that asked.
     pub(crate) fn wants_a_stream(&self) -> bool {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if waiting.names.is_empty() {
             waiting.idle.get_or_insert_with(Instant::now);
         }
@@ -220,7 +221,7 @@ async fn read_missed(shared: Weak<Shared>, connection: Connection, names: Vec<Lo
         let found = reply.map(|reply| found(&reply)).unwrap_or_default();
         let held = |name: &LockName| found.get(name).and_then(|seen| seen.unavailable());
         let Some(here) = shared.upgrade() else { return };
-        let waiting = here.waiting();
+        let waiting = here.waiting.lock();
         let free = some.iter().filter(|name| held(name).is_none());
         free.filter(|name| waiting.names.contains_key(*name))
             .for_each(|name| here.wake_ups.send(WakeUp::Free(name.clone())));
@@ -257,7 +258,7 @@ async fn keep(shared: Weak<Shared>) {
 impl Shared {
     /// Notes that a stream is open. If one before it was lost, or none could be had, all waiters poll.
     fn opened(self: &Arc<Self>, lost: bool) {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if std::mem::take(&mut waiting.deaf) || lost {
             return self.resync();
         }
@@ -267,7 +268,7 @@ impl Shared {
     }
 
     fn failed(&self, cause: &NativeError) {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         waiting.deaf = true;
         if !std::mem::replace(&mut waiting.told, true) {
             tracing::warn!(reason = %error::failed(cause), "mongodb: no change stream for now, so waiters poll every 100 ms");

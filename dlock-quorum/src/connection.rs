@@ -15,10 +15,11 @@ use dlock_core::{
     },
 };
 use futures_util::{StreamExt, future::join_all};
+use parking_lot::Mutex;
 use std::{
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -228,12 +229,8 @@ impl Node {
         self.down.load(Ordering::Relaxed)
     }
 
-    fn why(&self) -> MutexGuard<'_, String> {
-        self.why.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn driver(&self) -> Result<&Arc<dyn DistributedLock>> {
-        self.driver.get().ok_or_else(|| down(&self.why()))
+        self.driver.get().ok_or_else(|| down(&self.why.lock()))
     }
 
     /// The answer of a call, which shows whether the store works.
@@ -249,7 +246,7 @@ impl Node {
 
     /// It failed: it is asked again once it answered a probe.
     pub(crate) fn failed(&self, error: &DriverError) {
-        *self.why() = error.to_string();
+        *self.why.lock() = error.to_string();
         if !self.down.swap(true, Ordering::Relaxed) {
             tracing::warn!(target: "dlock::quorum", store = self.label, %error, "a store of the quorum fails");
             self.failed.notify_one();
@@ -273,7 +270,7 @@ impl Node {
         }
         if let Err(why) = admitted {
             tracing::debug!(target: "dlock::quorum", store = self.label, why, "no connection yet");
-            *self.why() = why;
+            *self.why.lock() = why;
         }
     }
 

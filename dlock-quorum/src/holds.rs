@@ -7,10 +7,11 @@ use dlock_core::{
     Effect, HoldId, RetryClass,
     driver::{Acquire, Acquired, DistributedLock, DriverError, Release, Result},
 };
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -22,7 +23,7 @@ pub(crate) struct Holds(Mutex<HashMap<HoldId, Weak<AtomicBool>>>);
 impl Holds {
     /// Whether the hold was released, known as long as the value lives.
     pub(crate) fn watch(&self, hold: HoldId) -> Arc<AtomicBool> {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let known = all.get(&hold).and_then(Weak::upgrade);
         if let Some(released) = known.filter(|released| !released.load(Ordering::SeqCst)) {
             return released;
@@ -37,13 +38,9 @@ impl Holds {
 
     /// From now on, what a call takes for this hold has to go.
     pub(crate) fn release(&self, hold: HoldId) {
-        if let Some(released) = self.lock().get(&hold).and_then(Weak::upgrade) {
+        if let Some(released) = self.0.lock().get(&hold).and_then(Weak::upgrade) {
             released.store(true, Ordering::SeqCst);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<HoldId, Weak<AtomicBool>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

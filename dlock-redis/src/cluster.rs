@@ -26,11 +26,12 @@ use futures_util::{
     FutureExt,
     future::{join_all, select_ok},
 };
+use parking_lot::Mutex;
 use redis::{Cmd, ConnectionAddr, Value};
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -151,12 +152,12 @@ impl Cluster {
 
     /// The masters, sorted.
     pub(crate) fn masters(&self) -> Vec<NodeAddr> {
-        self.nodes().keys().cloned().collect()
+        self.nodes.lock().keys().cloned().collect()
     }
 
     /// What is open to the master at that address; connects where there is nothing yet.
     pub(crate) async fn node(&self, addr: NodeAddr) -> Result<Arc<Node>> {
-        let cell = Arc::clone(self.nodes().entry(addr.clone()).or_default());
+        let cell = Arc::clone(self.nodes.lock().entry(addr.clone()).or_default());
         if let Some(node) = cell.get() {
             return Ok(Arc::clone(node));
         }
@@ -233,7 +234,7 @@ impl Cluster {
         if map.masters.is_empty() {
             return Err(error::uncovered());
         }
-        let mut nodes = self.nodes();
+        let mut nodes = self.nodes.lock();
         nodes.retain(|addr, _| map.masters.contains(addr));
         for addr in &map.masters {
             nodes.entry(addr.clone()).or_default();
@@ -277,15 +278,11 @@ impl Cluster {
     }
 
     fn opened(&self) -> Vec<(NodeAddr, Arc<Node>)> {
-        let nodes = self.nodes();
+        let nodes = self.nodes.lock();
         let opened = nodes.iter();
         opened
             .filter_map(|(addr, node)| Some((addr.clone(), node.get()?.clone())))
             .collect()
-    }
-
-    fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeAddr, Arc<OnceCell<Arc<Node>>>>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -29,6 +29,7 @@ use dlock_core::driver::{
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
+use parking_lot::Mutex;
 use redis::{Cmd, PushInfo, PushKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use std::{
     borrow::Cow,
@@ -36,7 +37,7 @@ use std::{
     fmt, io,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -216,7 +217,7 @@ impl Listener {
     /// queue at each release, so all others would pass its client again and again.
     pub(crate) fn allowed(&self) -> Result<()> {
         self.inbox.allowed()?;
-        match &self.listening().refused {
+        match &self.listening.lock().refused {
             Some(cause) => Err(error::may_not_subscribe(&self.inbox.prefix, cause.clone())),
             None => Ok(()),
         }
@@ -229,7 +230,7 @@ impl Listener {
         channel: &str,
         asking: bool,
     ) -> RedisResult<()> {
-        if self.listening().hears(channel) {
+        if self.listening.lock().hears(channel) {
             return Ok(());
         }
         // In a task: a caller that is not polled any more must keep no other from it.
@@ -242,7 +243,7 @@ impl Listener {
     async fn subscribe_in_turn(&self, channel: &str, asking: bool) -> RedisResult<()> {
         let _one = self.subscribing.lock().await;
         let (native, idle) = {
-            let mut listening = self.listening();
+            let mut listening = self.listening.lock();
             let hears = listening.hears(channel);
             match listening.open.clone().filter(|_| !hears) {
                 Some(open) => (open.native, listening.idle()),
@@ -263,7 +264,7 @@ impl Listener {
         };
         match tokio::time::timeout(self.dialer.within(), subscribed).await {
             Ok(Err(error)) if !error.is_io_error() => return Err(error),
-            Ok(Ok(())) if self.listening().hears(channel) => {}
+            Ok(Ok(())) if self.listening.lock().hears(channel) => {}
             // Silence, or the answer to another request: the native client takes the end of a subscription for one,
             // which the server tells on its own. Over the next connection the waiters poll.
             _ => self.replace(),
@@ -273,7 +274,7 @@ impl Listener {
 
     /// Ends the connection that listens. Another one follows.
     fn replace(&self) {
-        if let Some(open) = &self.listening().open {
+        if let Some(open) = &self.listening.lock().open {
             open.gone.store(true, Ordering::SeqCst);
         }
         self.changed.notify_one();
@@ -282,7 +283,7 @@ impl Listener {
     /// Whether a ticket was refused over another link than the one before it.
     pub(crate) fn is_another(&self, link: &Arc<Link>) -> bool {
         let link = Arc::downgrade(link);
-        let before = self.listening().link.replace(link.clone());
+        let before = self.listening.lock().link.replace(link.clone());
         before.is_some_and(|before| !before.ptr_eq(&link))
     }
 
@@ -296,7 +297,7 @@ impl Listener {
     /// Checks that messages on that channel arrive here, and subscribes anew if they do not. At most once a poll
     /// interval.
     pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>, channel: String) {
-        let mut listening = self.listening();
+        let mut listening = self.listening.lock();
         let runs = listening.doubt.is_some();
         listening.doubt = Some(runs);
         drop(listening);
@@ -316,12 +317,6 @@ impl Listener {
 
     fn is_over(&self) -> bool {
         self.inbox.wake_ups.is_closed()
-    }
-
-    fn listening(&self) -> MutexGuard<'_, Listening> {
-        self.listening
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes an echo over the command connection and waits until it arrives over the one for
@@ -377,7 +372,7 @@ impl Listener {
         let Some(channel) = push.data.first().and_then(commands::text) else {
             return;
         };
-        let channels = &mut self.listening().channels;
+        let channels = &mut self.listening.lock().channels;
         if push.kind == PushKind::SSubscribe {
             channels.insert(channel.to_owned(), Instant::now());
         } else if push.kind == PushKind::SUnsubscribe && channels.remove(channel).is_some() {
@@ -389,7 +384,7 @@ impl Listener {
     /// An attempt to subscribe is over, or a subscription. `open` is the connection of one that is in place;
     /// `refused` is the answer of a server that does not allow it.
     fn tried(&self, open: Option<Open>, refused: Option<RedisError>) {
-        let mut listening = self.listening();
+        let mut listening = self.listening.lock();
         if open.is_none() {
             listening.channels.clear();
         }
@@ -427,7 +422,7 @@ async fn check_notifications(
     loop {
         if let (Some(shared), Some(connection)) = (shared.upgrade(), connection.upgrade()) {
             // While another connection is being opened there is nothing to check.
-            let open = shared.listening().open.clone();
+            let open = shared.listening.lock().open.clone();
             if let Some(open) = open
                 && !shared.hears_itself(&connection, &channel).await
             {
@@ -440,7 +435,7 @@ async fn check_notifications(
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        let mut listening = shared.listening();
+        let mut listening = shared.listening.lock();
         listening.doubt = listening.doubt.filter(|again| *again).map(|_| false);
         if listening.doubt.is_none() {
             return;
@@ -553,7 +548,7 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
     // An explicit unsubscribe, so that a waiting `close` knows that the server has no receiver any more.
     let channels = shared
         .upgrade()
-        .map(|it| std::mem::take(&mut it.listening().channels));
+        .map(|it| std::mem::take(&mut it.listening.lock().channels));
     let channels = channels.unwrap_or_default();
     let leave = async {
         let leave = channels.keys().map(|it| shard(&native, "SUNSUBSCRIBE", it));

@@ -7,6 +7,7 @@
 
 use crate::{config::SentinelConfig, dialer::at};
 use dlock_core::{Clock, Instant};
+use parking_lot::Mutex;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind,
     RedisError, RedisResult, Value,
@@ -16,7 +17,7 @@ use std::{
     convert::Infallible,
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -116,7 +117,7 @@ impl Sentinels {
         let Some((Opinion::Master(host, port), named)) = &found else {
             return Err(self.shared.no_master(found.is_some()));
         };
-        self.shared.dialed().push(Dialed {
+        self.shared.dialed.lock().push(Dialed {
             master: Opinion::Master(host.clone(), *port),
             named: *named,
             pushed,
@@ -208,7 +209,7 @@ impl Shared {
     fn drop_others(&self, expires: bool, warns: bool) {
         let agreed = self.agreed();
         let (mut ended, mut is_unnamed) = (Vec::new(), false);
-        self.dialed().retain_mut(|dialed| {
+        self.dialed.lock().retain_mut(|dialed| {
             let Some(pushed) = dialed.pushed.upgrade() else {
                 return false;
             };
@@ -238,10 +239,6 @@ impl Shared {
                 data: Vec::new(),
             });
         }
-    }
-
-    fn dialed(&self) -> MutexGuard<'_, Vec<Dialed>> {
-        self.dialed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn no_master(&self, is_unknown: bool) -> RedisError {
@@ -345,10 +342,12 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
-    use super::{Clock, Dialed, Instant, Opinion, Pushed, Said, Shared, agreed, are_unequal};
+    use super::{
+        Clock, Dialed, Instant, Mutex, Opinion, Pushed, Said, Shared, agreed, are_unequal,
+    };
     use redis::Value;
     use std::{
-        sync::{Arc, Mutex, atomic::AtomicBool},
+        sync::{Arc, atomic::AtomicBool},
         time::Duration,
     };
     use tokio::sync::watch;
@@ -432,7 +431,7 @@ mod tests {
                 }
                 shared.drop_others(true, true);
                 shared.clock.jump(Duration::from_secs(1));
-                shared.dialed().is_empty()
+                shared.dialed.lock().is_empty()
             });
             assert_eq!(ended, wanted, "{each:?}");
         }
@@ -464,7 +463,7 @@ mod tests {
         tokio::task::yield_now().await; // it sleeps
         clock.jump(Duration::from_secs(60));
         tokio::time::sleep(super::CHECK_INTERVAL * 2).await;
-        assert!(shared.dialed().is_empty());
+        assert!(shared.dialed.lock().is_empty());
         expiring.abort();
     }
 

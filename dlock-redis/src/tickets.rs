@@ -3,12 +3,10 @@
 
 use crate::commands::QueuePosition;
 use dlock_core::{FencingToken, HoldId, Holds, driver::Ticket};
+use parking_lot::Mutex;
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 /// The tickets that are queued, or are about to be.
@@ -69,7 +67,7 @@ impl Tickets {
     /// Remembers the ticket from now on, until it is taken or has left; later answers change nothing.
     /// Returns the same as [`place`](Self::place).
     pub(crate) fn enters(&self, ticket: Ticket) -> Stand {
-        self.standing().entry(ticket).or_default().place()
+        self.standing.lock().entry(ticket).or_default().place()
     }
 
     /// The same for a ticket that is queued only if another one is granted.
@@ -81,7 +79,7 @@ impl Tickets {
     /// The place of a ticket in the next request, and whether its turn came; `None`: at the end. The
     /// first turn that lapses costs nothing; each further one costs the place.
     pub(crate) fn place(&self, ticket: Option<Ticket>) -> Stand {
-        let all = self.standing();
+        let all = self.standing.lock();
         let standing = ticket.and_then(|ticket| all.get(&ticket));
         standing.map_or_else(Stand::default, Standing::place)
     }
@@ -96,7 +94,7 @@ impl Tickets {
         token: Option<FencingToken>,
         another: bool,
     ) -> bool {
-        let mut all = self.standing();
+        let mut all = self.standing.lock();
         let Some(standing) = all.get_mut(&ticket) else {
             return another;
         };
@@ -113,7 +111,7 @@ impl Tickets {
 
     /// Records the ticket's first place in the queue.
     pub(crate) fn stands(&self, ticket: Ticket, place: QueuePosition) {
-        if let Some(standing) = self.standing().get_mut(&ticket) {
+        if let Some(standing) = self.standing.lock().get_mut(&ticket) {
             standing.place = Some(place);
         }
     }
@@ -121,7 +119,7 @@ impl Tickets {
     /// Records that the ticket became that hold. Returns whether a notification was missed: a ticket
     /// that was refused before is granted only after a notification.
     pub(crate) fn taken(&self, ticket: Ticket, hold: HoldId) -> bool {
-        let Some(standing) = self.standing().remove(&ticket) else {
+        let Some(standing) = self.standing.lock().remove(&ticket) else {
             return false;
         };
         if standing.turned {
@@ -138,23 +136,19 @@ impl Tickets {
 
     /// Removes a ticket that has left.
     pub(crate) fn forget(&self, ticket: Ticket) {
-        self.standing().remove(&ticket);
+        self.standing.lock().remove(&ticket);
     }
 
     /// Records a notification: that the ticket is first, or that its turn came.
     pub(crate) fn told(&self, ticket: Ticket, turn: bool) {
-        if let Some(standing) = self.standing().get_mut(&ticket) {
+        if let Some(standing) = self.standing.lock().get_mut(&ticket) {
             standing.told = true;
             standing.turned |= turn;
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.standing().len()
-    }
-
-    fn standing(&self) -> MutexGuard<'_, HashMap<Ticket, Standing>> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.standing.lock().len()
     }
 }
 
@@ -163,7 +157,7 @@ pub(crate) struct Awaited<'a>(&'a Tickets, Ticket);
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        let mut all = self.0.standing();
+        let mut all = self.0.standing.lock();
         if let Entry::Occupied(entry) = all.entry(self.1)
             && entry.get().place.is_none()
         {

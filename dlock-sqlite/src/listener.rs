@@ -18,6 +18,7 @@ use dlock_core::{
     },
 };
 use futures_core::stream::BoxStream;
+use parking_lot::Mutex;
 use rustix::{
     fd::OwnedFd,
     fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
@@ -28,7 +29,7 @@ use std::{
     fmt, io,
     mem::MaybeUninit,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -96,7 +97,7 @@ impl Listener {
 
     /// Whether a ticket of this client waits on a name.
     pub(crate) fn hears(&self, name: &LockName) -> bool {
-        let waiting = self.0.waiting();
+        let waiting = self.0.waiting.lock();
         let watched = waiting.files.get(&file_of(name));
         watched.is_some_and(|watched| watched.names.contains_key(name))
     }
@@ -115,7 +116,7 @@ impl Listener {
 
     /// Ends the stream, the watches and their task.
     pub(crate) fn close(&self) {
-        let mut waiting = self.0.waiting();
+        let mut waiting = self.0.waiting.lock();
         self.0.wake_ups.close();
         waiting.files.clear();
         waiting.names = 0;
@@ -132,7 +133,7 @@ impl Waiters for Listener {
     /// Call it inside a runtime.
     async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let file = file_of(name);
-        let waiting = &mut *self.0.waiting();
+        let waiting = &mut *self.0.waiting.lock();
         if self.0.wake_ups.is_closed() {
             return false;
         }
@@ -164,7 +165,7 @@ impl Waiters for Listener {
     /// The last ticket of a file ends its watch.
     fn forget(&self, name: &LockName, ticket: Ticket) {
         let file = file_of(name);
-        let mut waiting = self.0.waiting();
+        let mut waiting = self.0.waiting.lock();
         let Some(watched) = waiting.files.get_mut(&file) else {
             return;
         };
@@ -192,7 +193,7 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({} names)", self.0.waiting().names)
+        write!(f, "Listener({} names)", self.0.waiting.lock().names)
     }
 }
 
@@ -206,10 +207,6 @@ impl Waiting {
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Watches a file, and makes it if it is missing; the first watch makes the watcher.
     fn watch(self: &Arc<Self>, waiting: &mut Waiting, file: usize) -> io::Result<i32> {
         let watcher = match &mut waiting.watcher {
@@ -228,7 +225,7 @@ impl Shared {
     }
 
     fn heard(&self, watch: i32, what: ReadFlags) {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if what.contains(ReadFlags::QUEUE_OVERFLOW) {
             return self.wake_ups.send(WakeUp::Resync);
         }

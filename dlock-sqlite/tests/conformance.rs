@@ -14,14 +14,9 @@ use dlock_core::{
 };
 use dlock_sqlite::SqliteDriver;
 use futures_core::stream::BoxStream;
+use parking_lot::Mutex;
 use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};
-use std::{
-    collections::HashSet,
-    path::PathBuf,
-    process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 use tempfile::TempDir;
 
 fn main() -> ExitCode {
@@ -146,7 +141,7 @@ struct ScriptedFaults {
 
 impl ScriptedFaults {
     fn write(&self, how: impl FnOnce(&mut Script)) -> Result<(), Failure> {
-        how(&mut self.script.lock().unwrap_or_else(PoisonError::into_inner));
+        how(&mut self.script.lock());
         Ok(())
     }
 }
@@ -209,7 +204,7 @@ impl Slow {
         request: impl AsyncRequest<T>,
     ) -> Result<T> {
         let (down, wait, lost) = {
-            let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut script = self.script.lock();
             let held_back = script.held_back.take_if(|(of, _)| Some(*of) == call);
             let lost = script.lost.take_if(|of| Some(*of) == call).is_some();
             let wait = held_back.map_or(script.delay, |(_, by)| by);
@@ -259,7 +254,7 @@ impl DistributedLock for Slow {
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
         let req = req.clone();
         if req.ticket.is_some() {
-            let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut script = self.script.lock();
             script.waits.insert(req.name.clone());
         }
         self.run(

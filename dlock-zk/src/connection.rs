@@ -22,12 +22,13 @@ use dlock_core::{
         kit::{ServerClock, WakeUps, in_runtime},
     },
 };
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -82,7 +83,7 @@ impl Lanes {
 
     /// The session of a lane, unless it has none or that one is over.
     pub(crate) fn current(&self, lane: Lane) -> Option<Arc<Session>> {
-        let session = self.slot(lane)?.current().clone();
+        let session = self.slot(lane)?.session.lock().clone();
         session.filter(|session| !session.is_over())
     }
 
@@ -116,7 +117,7 @@ impl Lanes {
             Some(client) => client.clone(),
             None => connect_soon(self.config.clone(), self.clock.clone()).await?,
         };
-        let mut current = slot.current();
+        let mut current = slot.session.lock();
         if self.closed.load(SeqCst) {
             return Err(closed());
         }
@@ -128,7 +129,9 @@ impl Lanes {
     /// All sessions that exist.
     pub(crate) fn open_ones(&self) -> Vec<Arc<Session>> {
         let slots = self.slots.iter();
-        slots.filter_map(|slot| slot.current().clone()).collect()
+        slots
+            .filter_map(|slot| slot.session.lock().clone())
+            .collect()
     }
 
     /// Closes the sessions, and opens no more.
@@ -141,11 +144,7 @@ impl Lanes {
     }
 }
 
-impl Slot {
-    fn current(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Slot {}
 
 /// One session and its seats.
 pub(crate) struct Session {
@@ -325,7 +324,7 @@ impl Session {
     /// How long the session is proven to last, counted from `at`.
     pub(crate) fn rest(&self, at: Instant) -> Duration {
         let margin = (self.timeout / 100).max(Duration::from_millis(2));
-        let proven = self.proof().last_but_one + self.timeout.saturating_sub(margin);
+        let proven = self.proof.lock().last_but_one + self.timeout.saturating_sub(margin);
         proven.since(at)
     }
 
@@ -333,7 +332,7 @@ impl Session {
     /// seats.
     pub(crate) async fn gate(&self, name: &LockName) -> OwnedMutexGuard<()> {
         let gate = {
-            let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut gates = self.gates.lock();
             if gates.len() >= GATES {
                 gates.retain(|_, gate| Arc::strong_count(gate) > 1);
             }
@@ -425,7 +424,7 @@ impl Session {
     }
 
     fn proven(&self, sent: Instant) {
-        self.proof().add(sent, self.clock.now(), self.pace());
+        self.proof.lock().add(sent, self.clock.now(), self.pace());
     }
 
     /// The pause between two proving writes: a quarter of the time-out. With a third only a third of the
@@ -436,17 +435,13 @@ impl Session {
         self.timeout / 4
     }
 
-    fn proof(&self) -> MutexGuard<'_, Proof> {
-        self.proof.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Proves a session of unknown age.
     pub(crate) async fn prove_twice(&self) -> Result<()> {
         for _ in 0..2 {
             let sent = self.clock.now();
             self.prove().await.map_err(failed)?;
             self.proven(sent);
-            let next = self.proof().answered + self.pace();
+            let next = self.proof.lock().answered + self.pace();
             self.clock.sleep_until(next).await;
         }
         Ok(())
@@ -454,7 +449,7 @@ impl Session {
 
     /// Proves the session when it is time to. After a failed write the next one follows soon.
     pub(crate) async fn prove_next(&self) {
-        let next = self.proof().answered + self.pace();
+        let next = self.proof.lock().answered + self.pace();
         self.clock.sleep_until(next).await;
         let sent = self.clock.now();
         match self.prove().await {

@@ -7,11 +7,8 @@ use dlock_core::{
     FencingToken, HoldId, HolderInfo, Instant, LockName, Owner,
     driver::{Acquire, Ticket},
 };
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::{sync::Notify, task::AbortHandle};
 
 /// One seat of this client, from before its request is sent until it is known to be gone.
@@ -199,7 +196,7 @@ struct Table {
 impl Seats {
     /// Inserts a seat and gives it an id.
     pub(crate) fn insert(&self, mut mine: Mine) -> u64 {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.count += 1;
         mine.id = table.count;
         let (id, due) = (mine.id, mine.phase.due());
@@ -210,12 +207,12 @@ impl Seats {
     }
 
     pub(crate) fn get(&self, id: u64) -> Option<Mine> {
-        self.table().seats.get(&id).cloned()
+        self.table.lock().seats.get(&id).cloned()
     }
 
     /// Changes a seat. `None`: it is gone.
     pub(crate) fn change<T>(&self, id: u64, change: impl FnOnce(&mut Mine) -> T) -> Option<T> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let mine = table.seats.get_mut(&id)?;
         let done = change(mine);
         if !mine.swept {
@@ -233,7 +230,7 @@ impl Seats {
 
     /// Removes a seat and cancels its watches.
     pub(crate) fn remove(&self, id: u64) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let Some(mine) = table.seats.remove(&id) else {
             return;
         };
@@ -247,7 +244,7 @@ impl Seats {
 
     /// The first seat of that lock name for which the condition holds.
     pub(crate) fn find(&self, name: &LockName, is: impl Fn(&Mine) -> bool) -> Option<Mine> {
-        let table = self.table();
+        let table = self.table.lock();
         let mut seats = table.names.get(name)?.iter().map(|id| &table.seats[id]);
         seats.find(|mine| is(mine)).cloned()
     }
@@ -259,14 +256,14 @@ impl Seats {
 
     /// All seats for which the condition holds.
     pub(crate) fn all(&self, is: impl Fn(&Mine) -> bool) -> Vec<Mine> {
-        let table = self.table();
+        let table = self.table.lock();
         let seats = table.seats.values().filter(|mine| is(mine));
         seats.cloned().collect()
     }
 
     /// When the next seat is due.
     pub(crate) fn next_due(&self) -> Instant {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let idle = table.seats.values().filter(|mine| !mine.swept);
         let due = idle.map(|mine| mine.phase.due()).min();
         *table.armed.insert(due.unwrap_or(Instant::FAR))
@@ -274,7 +271,7 @@ impl Seats {
 
     /// The seats that are due, marked as being cleaned up.
     pub(crate) fn take_due(&self, now: Instant) -> Vec<u64> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let is_due = |mine: &&mut Mine| !mine.swept && mine.phase.due() <= now;
         let due = table.seats.values_mut().filter(is_due);
         due.map(|mine| {
@@ -285,18 +282,14 @@ impl Seats {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.table().seats.is_empty()
+        self.table.lock().seats.is_empty()
     }
 
     /// Removes all seats, because the session is over.
     pub(crate) fn clear(&self) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.seats.clear();
         table.names.clear();
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

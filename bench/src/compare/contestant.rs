@@ -8,10 +8,11 @@ use crate::{
 };
 use dlock_conformance::testbed::worker::{self, Job};
 use dlock_core::{Client, Lease, Lock};
+use parking_lot::Mutex as SyncMutex;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex as SyncMutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tokio::{
@@ -332,7 +333,7 @@ impl<L: Library> Process<L> {
         while let Some(done) = clients.join_next().await {
             done??;
         }
-        let turns = arena.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let turns = arena.turns.lock();
         Ok(json!({"turns": *turns}))
     }
 
@@ -397,8 +398,7 @@ async fn take_turns<C: Contender>(client: u64, lock: Arc<C>, arena: Arc<Arena>) 
         let freed = since();
         lock.release(held).await?;
         let turn = [client, asked, got, freed];
-        let turns = arena.turns.lock();
-        turns.unwrap_or_else(PoisonError::into_inner).push(turn);
+        arena.turns.lock().push(turn);
         // Another one has it, or the time is up.
         let mut turns = arena.turn.subscribe();
         let other = turns.wait_for(|turn| *turn > mine);

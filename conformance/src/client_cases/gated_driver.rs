@@ -15,11 +15,12 @@ use futures_util::{
     future::{pending, ready},
     stream,
 };
+use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
     fmt, io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -127,22 +128,22 @@ impl GatedDriver {
 
     /// The next call of this kind without an outcome meets this one.
     pub(crate) fn once(&self, step: Step, outcome: CallOutcome) {
-        self.script().once[step as usize].push_back(outcome);
+        self.script.lock().once[step as usize].push_back(outcome);
     }
 
     /// From now on every call of this kind meets this one.
     pub(crate) fn always(&self, step: Step, outcome: CallOutcome) {
-        self.script().standing[step as usize] = outcome;
+        self.script.lock().standing[step as usize] = outcome;
     }
 
     /// From now on every call meets this one.
     pub(crate) fn all(&self, outcome: CallOutcome) {
-        self.script().standing = [outcome; 6];
+        self.script.lock().standing = [outcome; 6];
     }
 
     /// From now on nothing fails.
     pub(crate) fn clear(&self) {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         script.once = Default::default();
         script.standing = Default::default();
         drop(script);
@@ -162,7 +163,7 @@ impl GatedDriver {
 
     /// Whether grants say that nothing is left of their lease.
     pub(crate) fn set_worthless(&self, worthless: bool) {
-        self.script().worthless = worthless;
+        self.script.lock().worthless = worthless;
     }
 
     /// From now on no wake-up arrives, and the store does not know; or wake-ups arrive again.
@@ -172,7 +173,7 @@ impl GatedDriver {
 
     /// Sends a wake-up that did not come from the store.
     pub(crate) fn inject(&self, wake_up: WakeUp) {
-        if let Some(injects) = &self.script().injects {
+        if let Some(injects) = &self.script.lock().injects {
             // A client that is gone receives nothing.
             drop(injects.send(wake_up));
         }
@@ -180,13 +181,13 @@ impl GatedDriver {
 
     /// Like SIGSTOP: nothing is sent, nothing arrives, connections stay open.
     pub(crate) fn freeze(&self) {
-        self.script().dead = true;
+        self.script.lock().dead = true;
         self.set_deaf(true);
     }
 
     /// Like SIGCONT; calls made meanwhile are never answered.
     pub(crate) fn thaw(&self) {
-        self.script().dead = false;
+        self.script.lock().dead = false;
         self.set_deaf(false);
     }
 
@@ -198,12 +199,12 @@ impl GatedDriver {
 
     /// The number of calls of this kind; a batch of renewals is one.
     pub(crate) fn calls(&self, step: Step) -> usize {
-        self.script().calls[step as usize]
+        self.script.lock().calls[step as usize]
     }
 
     /// The number of calls of this kind that were answered or failed.
     pub(crate) fn answered(&self, step: Step) -> usize {
-        self.script().answered[step as usize]
+        self.script.lock().answered[step as usize]
     }
 
     /// Whether no call of this kind is in flight.
@@ -213,12 +214,12 @@ impl GatedDriver {
 
     /// The number of calls of all kinds.
     pub(crate) fn all_calls(&self) -> usize {
-        self.script().calls.iter().sum()
+        self.script.lock().calls.iter().sum()
     }
 
     /// The calls, in order.
     pub(crate) fn seen(&self, step: Step, name: &LockName) -> Vec<Seen> {
-        let script = self.script();
+        let script = self.script.lock();
         let of_it = |seen: &&Seen| seen.step == step && seen.name == *name;
         script.seen.iter().filter(of_it).cloned().collect()
     }
@@ -226,14 +227,14 @@ impl GatedDriver {
     /// How many acquires of the name failed, or were told by the store to ask again sooner than that: where
     /// the machine had no inotify instance left for the waiter, say.
     pub(crate) fn hastened(&self, name: &LockName, interval: Duration) -> usize {
-        let script = self.script();
+        let script = self.script.lock();
         let sooner = |(of, poll_in): &&(LockName, Duration)| of == name && *poll_in < interval;
         script.polls.iter().filter(sooner).count()
     }
 
     fn asked(&self, step: Step, name: &LockName, hold: Option<HoldId>, line: Option<Ticket>) {
         let name = name.clone();
-        self.script().seen.push(Seen {
+        self.script.lock().seen.push(Seen {
             step,
             name,
             hold,
@@ -242,7 +243,7 @@ impl GatedDriver {
     }
 
     fn outcome(&self, step: Step) -> CallOutcome {
-        let mut script = self.script();
+        let mut script = self.script.lock();
         script.calls[step as usize] += 1;
         if script.dead {
             return CallOutcome::Unsent;
@@ -259,7 +260,7 @@ impl GatedDriver {
     {
         let outcome = self.outcome(step);
         let answer = self.done(outcome, call(Arc::clone(&self.inner))).await;
-        self.script().answered[step as usize] += 1;
+        self.script.lock().answered[step as usize] += 1;
         answer
     }
 
@@ -319,10 +320,6 @@ impl GatedDriver {
             call.await
         });
     }
-
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn unanswered() -> DriverError {
@@ -350,7 +347,7 @@ impl DistributedLock for GatedDriver {
         req.give_up = req.give_up + (self.capabilities.late - self.inner.capabilities().late);
         let call = |store: Store| async move { store.acquire(&req).await };
         let mut answer = self.meet(step, call).await;
-        let mut script = self.script();
+        let mut script = self.script.lock();
         match &mut answer {
             Ok(Acquired::Granted(grant)) if script.worthless => grant.valid_for = Duration::ZERO,
             Ok(Acquired::Held(held)) => {
@@ -392,7 +389,7 @@ impl DistributedLock for GatedDriver {
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
-        let Some(mut injected) = self.script().injected.take() else {
+        let Some(mut injected) = self.script.lock().injected.take() else {
             return stream::empty().boxed();
         };
         let deaf = Arc::clone(&self.deaf);
@@ -420,7 +417,7 @@ impl DistributedLock for GatedDriver {
     }
 
     async fn close(&self) {
-        self.script().injects = None;
+        self.script.lock().injects = None;
         self.inner.close().await;
     }
 }

@@ -12,10 +12,8 @@ use crate::{
 };
 use dlock_core::{Client, Error, LockName, SetGuard};
 use futures_util::future::try_join_all;
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::BTreeSet, sync::Arc};
 
 cases! {
     [Clause::Mutex]
@@ -72,7 +70,7 @@ async fn takes_turns(client: Client, mut names: [LockName; 3], inside: Inside) -
         fastrand::shuffle(&mut names);
         let set = client.lock_all(texts(&names[turn % 2..]))?;
         let guard = set.acquire().await?;
-        let all = || inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = || inside.lock();
         for name in set.names() {
             same("it is alone", all().insert(name.clone()), true)?;
         }

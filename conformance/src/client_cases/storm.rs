@@ -7,10 +7,8 @@ use super::{
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{Guard, Lock};
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{sync::Arc, time::Duration};
 
 cases! {
     [Clause::Mutex]
@@ -74,7 +72,7 @@ type Inside = Arc<Mutex<Vec<Arc<Guard>>>>;
 
 async fn alone(ctx: &Ctx, inside: &Inside, guard: Guard, span: Duration) -> Result {
     let guard = Arc::new(guard);
-    let all = || inside.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = || inside.lock();
     // A task whose lock is lost may not have checked its guard yet.
     let others = all().iter().filter(|other| other.check().is_ok()).count();
     same("how many others are inside", others, 0)?;

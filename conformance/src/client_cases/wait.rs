@@ -10,12 +10,8 @@ use dlock_core::{
     ErrorKind, Lock, LockName,
     driver::{Lane, Ticket, Wake, WakeUp},
 };
-use std::{
-    collections::BTreeSet,
-    num::NonZeroU64,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{collections::BTreeSet, num::NonZeroU64, sync::Arc, time::Duration};
 
 cases! {
     [Clause::Wait]
@@ -283,7 +279,7 @@ impl Order {
         let granted = Arc::clone(&self.granted);
         let waiting = ctx.begin(async move {
             let guard = lock.acquire().await?;
-            numbers(&granted).push(number);
+            granted.lock().push(number);
             guard.release().await.map(drop)
         });
         self.waiting.push(waiting.await);
@@ -298,12 +294,8 @@ impl Order {
         for waiter in self.waiting {
             waiter.done(end.since(ctx.now())).await??;
         }
-        same("the order", &*numbers(&self.granted), &order)
+        same("the order", &*self.granted.lock(), &order)
     }
-}
-
-fn numbers(granted: &Mutex<Vec<usize>>) -> MutexGuard<'_, Vec<usize>> {
-    granted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn turn(name: &LockName, ticket: Ticket) -> WakeUp {

@@ -2,10 +2,8 @@
 
 use super::Inner;
 use dlock_core::{HoldId, LockName, Owner, driver::Acquire};
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
 
 /// A value per name, shared by all drivers of one case.
 #[derive(Debug)]
@@ -19,7 +17,7 @@ impl<T> Default for PerName<T> {
 
 impl<T> PerName<T> {
     pub(super) fn all(&self) -> MutexGuard<'_, BTreeMap<LockName, T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn put(&self, name: &LockName, value: T) -> Option<T> {

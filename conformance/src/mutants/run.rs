@@ -9,9 +9,10 @@ use crate::{
 };
 use futures_util::{StreamExt, future, stream};
 use libtest_mimic::{Completion, Failed, Trial};
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 /// One mutant over one fixture, as a trial: `memory-queue::mutant::renew_revives`.
@@ -132,23 +133,19 @@ async fn concurrently<F: Future<Output = (Case, Outcome)>>(
     let outcomes = stream::iter(wanted).map(|case| {
         let (playing, failed) = (play(case), &failed);
         async move {
-            let has_failed = |clause| lock(failed).contains(clause);
+            let has_failed = |clause| failed.lock().contains(clause);
             if has_failed(&case.clause) {
                 return None;
             }
             let (case, outcome) = playing.await;
             if matches!(outcome, Outcome::Failed(_) | Outcome::Late(_)) {
-                lock(failed).insert(case.clause);
+                failed.lock().insert(case.clause);
             }
             Some((case, outcome))
         }
     });
     let outcomes = outcomes.buffer_unordered(AT_ONCE);
     outcomes.filter_map(future::ready).collect().await
-}
-
-fn lock(failed: &Mutex<BTreeSet<Clause>>) -> MutexGuard<'_, BTreeSet<Clause>> {
-    failed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The outcomes of each clause's cases.

@@ -11,10 +11,11 @@ use crate::{
 };
 use dlock_core::driver::Capabilities;
 use futures_util::FutureExt;
+use parking_lot::Mutex as StdMutex;
 use std::{
     any::Any,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex as StdMutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 use tokio::{
     runtime::{self, Runtime},
@@ -118,7 +119,7 @@ impl Stage {
         match first {
             Outcome::Late(words) if self.time() == Time::Real && mutation.is_none() => {
                 let late = format!("{}::{}: {words}", self.name(), case.name);
-                self.late().push(late);
+                self.late.lock().push(late);
                 let house = Self::alone().await;
                 self.play_in(&house, case, None).await
             }
@@ -128,11 +129,7 @@ impl Stage {
 
     /// The cases that were measured again, and the bounds that they missed.
     pub(crate) fn measured_again(&self) -> Vec<String> {
-        self.late().clone()
-    }
-
-    fn late(&self) -> MutexGuard<'_, Vec<String>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+        self.late.lock().clone()
     }
 
     /// Waits until no case runs, and lets none start.

@@ -9,12 +9,13 @@ use nix::{
     },
     unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp},
 };
+use parking_lot::Mutex;
 use std::{
     ffi::OsString,
     fs::File,
     io::{self, IsTerminal},
     os::unix::process::CommandExt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -37,7 +38,7 @@ pub(super) struct Target {
 impl Target {
     pub(super) fn signal(&self, signal: Signal) {
         // The command may have ended, which its state will show.
-        let _ = match *self.pid() {
+        let _ = match *self.pid.lock() {
             Some(pid) if self.foreground => kill(pid, signal),
             Some(pid) => killpg(pid, signal),
             None => Ok(()),
@@ -48,10 +49,6 @@ impl Target {
     pub(super) fn terminate(&self) {
         self.signal(Signal::SIGTERM);
         self.signal(Signal::SIGCONT); // a stopped process would not act on TERM
-    }
-
-    fn pid(&self) -> MutexGuard<'_, Option<Pid>> {
-        self.pid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,7 +132,7 @@ impl Child {
             self.signal(Signal::SIGKILL);
         }
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        let mut pid = self.target.pid();
+        let mut pid = self.target.pid.lock();
         let change = match waitpid(self.pid, Some(flags)) {
             Ok(WaitStatus::Exited(_, code)) => {
                 Change::Ended(Exit(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))

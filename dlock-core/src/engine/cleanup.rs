@@ -20,10 +20,11 @@ use crate::{
     name::LockName,
     owner::{HoldId, Owner},
 };
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -133,17 +134,13 @@ impl Cleanup {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.jobs().open.len()
+        self.jobs.lock().open.len()
     }
 
     /// The names of the open jobs.
     pub(crate) fn names(&self) -> Vec<LockName> {
-        let jobs = self.jobs();
+        let jobs = self.jobs.lock();
         jobs.open.values().map(|job| job.name.clone()).collect()
-    }
-
-    fn jobs(&self) -> MutexGuard<'_, OpenJobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -157,7 +154,7 @@ struct Slot {
 impl Slot {
     fn new(engine: &Arc<Engine>, name: &LockName, unknown: bool) -> Self {
         let cleanup = &engine.cleanup;
-        let mut jobs = cleanup.jobs();
+        let mut jobs = cleanup.jobs.lock();
         jobs.count += 1;
         let id = jobs.count;
         let name = name.clone();
@@ -180,7 +177,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         {
             let cleanup = &self.engine.cleanup;
-            if let Some(job) = cleanup.jobs().open.remove(&self.id) {
+            if let Some(job) = cleanup.jobs.lock().open.remove(&self.id) {
                 cleanup.unknown.fetch_sub(usize::from(job.unknown), SeqCst);
             }
         }

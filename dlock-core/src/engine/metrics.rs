@@ -16,11 +16,8 @@ use {
         Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge,
         describe_histogram, gauge, histogram,
     },
-    std::{
-        collections::HashMap,
-        fmt,
-        sync::{Arc, Mutex, PoisonError},
-    },
+    parking_lot::Mutex,
+    std::{collections::HashMap, fmt, sync::Arc},
 };
 
 /// The instruments of one class of locks.
@@ -520,7 +517,7 @@ impl Classes {
     /// The class of that name, whose instruments are registered when it is named for the first time.
     #[cfg(feature = "metrics")]
     pub(crate) fn named(&self, backend: &'static str, name: &str) -> Class {
-        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = self.named.lock();
         if let Some(class) = named.get(name) {
             return class.clone();
         }

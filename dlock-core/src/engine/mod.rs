@@ -36,6 +36,7 @@ use crate::{
     runtime,
 };
 use futures_util::StreamExt;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
     fmt,
@@ -43,7 +44,7 @@ use std::{
     num::NonZeroU64,
     ops::Deref,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     task::Poll,
@@ -326,7 +327,7 @@ impl Engine {
     /// full.
     pub(crate) fn detached(&self) -> MutexGuard<'_, HashMap<HoldId, Instant>> {
         let now = self.clock.now();
-        let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut detached = self.detached.lock();
         if detached.len() >= detached.capacity() {
             // A process that hands its holds on never attaches them again: forget the expired ones before
             // the map grows.
@@ -352,7 +353,7 @@ impl Engine {
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, LockTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     pub(crate) fn hold_id(&self) -> Result<HoldId, Error> {
@@ -374,7 +375,7 @@ impl Engine {
     }
 
     pub(crate) fn tasks(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tasks.lock()
     }
 
     /// Whether a call may be awaited here: the client's own runtime has timers.

@@ -33,11 +33,8 @@ use crate::{
     owner::{HoldId, Owner},
     token::FencingToken,
 };
-use std::{
-    panic::Location,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{panic::Location, sync::Arc, time::Duration};
 
 /// What the name of a presence begins with. Users cannot lock such a name.
 pub(crate) const RESERVED: &str = "~alive:";
@@ -94,8 +91,7 @@ impl Presences {
     }
 
     fn current(&self) -> Option<Arc<Presence>> {
-        let current = self.current.lock();
-        current.unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().clone()
     }
 }
 
@@ -142,7 +138,6 @@ impl Engine {
         }
         let presence = Arc::new(self.appear(presences.lease, give_up).await?);
         let mut current = presences.current.lock();
-        let current = current.as_deref_mut().map_err(|_| Absent::Unanswered)?;
         Ok(Arc::clone(current.insert(presence)))
     }
 

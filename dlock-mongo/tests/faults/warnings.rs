@@ -1,9 +1,7 @@
 //! The warnings that this process logged.
 
-use std::{
-    fmt,
-    sync::{Mutex, OnceLock, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{fmt, sync::OnceLock};
 use tracing::{
     Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
@@ -25,7 +23,6 @@ pub(crate) fn listen() {
 /// How many of the warnings contain all these texts. Tests that run at the same time warn too.
 pub(crate) fn count<const N: usize>(texts: [&str; N]) -> usize {
     let heard = HEARD.get().map(Mutex::lock).unwrap();
-    let heard = heard.unwrap_or_else(PoisonError::into_inner);
     let has_all = |words: &&String| texts.iter().all(|text| words.contains(text));
     heard.iter().filter(has_all).count()
 }
@@ -49,7 +46,7 @@ impl Subscriber for Listener {
         let mut words = Words(String::new());
         event.record(&mut words);
         if let Some(heard) = HEARD.get() {
-            let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut heard = heard.lock();
             heard.push(words.0);
         }
     }

@@ -7,11 +7,8 @@ use super::{
     link::{Direction, Link},
     triggers::Tail,
 };
-use std::{
-    future::pending,
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{future::pending, net::SocketAddr, sync::Arc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -35,7 +32,7 @@ pub(super) struct Registered {
 
 impl Registered {
     pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
-        let Some((number, link)) = shared.table().admit() else {
+        let Some((number, link)) = shared.table.lock().admit() else {
             shared.tally.count(|c| c.refused += 1);
             return None;
         };
@@ -57,12 +54,6 @@ impl Registered {
         drop(self.link.subscribe().wait_for(condition).await);
     }
 
-    fn unanswered(&self) -> MutexGuard<'_, Vec<ArmedFault>> {
-        self.unanswered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn swallowed(&self, bytes: usize) {
         self.shared.tally.count(|c| c.swallowed += bytes as u64);
     }
@@ -70,7 +61,7 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.shared.table().forget(self.number);
+        self.shared.table.lock().forget(self.number);
         self.shared.tally.count(|c| c.open -= 1);
     }
 }
@@ -148,7 +139,11 @@ async fn read_requests(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &
     let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
     while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
         let mut start = 0;
-        let hits = here.shared.triggers().scan(direction, &mut stream, piece);
+        let hits = here
+            .shared
+            .triggers
+            .lock()
+            .scan(direction, &mut stream, piece);
         for (at, armed) in hits {
             let (before, rest) = piece.split_at(at - start);
             (piece, start) = (rest, at);
@@ -170,10 +165,13 @@ async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &R
     let (mut buffer, mut stream) = (vec![0; PIECE], Tail::default());
     let (mut frames, mut cut) = (Frames::default(), None::<(ArmedFault, usize)>);
     while let Some(mut piece) = read(&mut from, &mut buffer, direction, here).await {
-        here.shared.triggers().scan(direction, &mut stream, piece);
+        here.shared
+            .triggers
+            .lock()
+            .scan(direction, &mut stream, piece);
         let has_data = frames.pass(piece);
         let is_answered = |armed: &mut ArmedFault| has_data || !armed.needs_data();
-        let answered: Vec<_> = here.unanswered().extract_if(.., is_answered).collect();
+        let answered: Vec<_> = here.unanswered.lock().extract_if(.., is_answered).collect();
         for armed in answered {
             armed.set_answered();
             match armed.fault() {
@@ -279,10 +277,10 @@ async fn deliver(
                 (Fault::HoldRequest, _) => {
                     armed.set_struck();
                     armed.released().await;
-                    here.unanswered().push(armed);
+                    here.unanswered.lock().push(armed);
                 }
                 (Fault::LoseReply | Fault::CutAfterRequest | Fault::CutMidReply { .. }, _) => {
-                    here.unanswered().push(armed);
+                    here.unanswered.lock().push(armed);
                 }
             },
         }

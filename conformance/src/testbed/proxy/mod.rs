@@ -10,10 +10,11 @@ mod triggers;
 
 use connection::Registered;
 use link::{Link, Table};
+use parking_lot::Mutex;
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 use tally::Tally;
@@ -127,20 +128,20 @@ impl Proxy {
 
     /// While on, closes new connections as they are accepted.
     pub fn refuse(&self, on: bool) {
-        self.shared.table().refuse = on;
+        self.shared.table.lock().refuse = on;
     }
 
     /// Closes both sides of all connections now; held bytes are lost. Returns the number of
     /// connections.
     pub fn cut(&self) -> usize {
-        self.shared.table().cut()
+        self.shared.table.lock().cut()
     }
 
     /// Clears every condition, and disarms every fault that has not struck.
     ///
     /// A held request stays held until its [`ArmedFault`] is released.
     pub fn heal(&self) {
-        self.shared.triggers().disarm_all();
+        self.shared.triggers.lock().disarm_all();
         self.refuse(false);
         self.change(Reach::All, |link| {
             link.lanes = Default::default();
@@ -154,7 +155,7 @@ impl Proxy {
     /// skip it. Arming the same fault `n` times thus strikes `n` requests.
     #[must_use = "the armed fault tells when the fault has struck, and releases a held request"]
     pub fn on_next(&self, trigger: Trigger, fault: Fault) -> ArmedFault {
-        self.shared.triggers().arm(trigger, fault)
+        self.shared.triggers.lock().arm(trigger, fault)
     }
 
     /// Counts occurrences of some bytes (1 to 256) in one direction from now on, whether or not they are delivered.
@@ -163,7 +164,7 @@ impl Proxy {
     /// When `needle` is empty or too long.
     #[must_use]
     pub fn watch(&self, direction: Direction, needle: impl Into<Vec<u8>>) -> Watch {
-        self.shared.triggers().watch(direction, needle.into())
+        self.shared.triggers.lock().watch(direction, needle.into())
     }
 
     /// The counters so far.
@@ -181,7 +182,7 @@ impl Proxy {
     }
 
     fn change(&self, reach: Reach, change: impl Fn(&mut Link)) {
-        self.shared.table().change(reach, change);
+        self.shared.table.lock().change(reach, change);
     }
 }
 
@@ -195,15 +196,7 @@ struct Shared {
     tally: Tally,
 }
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn triggers(&self) -> MutexGuard<'_, Triggers> {
-        self.triggers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Shared {}
 
 async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();

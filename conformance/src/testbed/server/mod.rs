@@ -3,6 +3,7 @@
 mod error;
 
 use super::process;
+use parking_lot::Mutex;
 use rustix::process::Pid;
 use std::{
     fmt,
@@ -12,10 +13,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -134,7 +132,7 @@ impl ServerProcess {
     /// The process id of the latest start.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child().id()
+        self.child.lock().id()
     }
 
     /// The last 16 KiB of its output, over all its starts.
@@ -149,7 +147,7 @@ impl ServerProcess {
     /// # Errors
     /// When it is not running.
     pub fn stop(&self) -> io::Result<()> {
-        process::stop(running(&mut self.child())?)
+        process::stop(running(&mut self.child.lock())?)
     }
 
     /// Resumes it (SIGCONT).
@@ -157,13 +155,13 @@ impl ServerProcess {
     /// # Errors
     /// When it is not running.
     pub fn cont(&self) -> io::Result<()> {
-        process::cont(running(&mut self.child())?)
+        process::cont(running(&mut self.child.lock())?)
     }
 
     /// Whether it has not ended, suspended or not.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        matches!(self.child().try_wait(), Ok(None))
+        matches!(self.child.lock().try_wait(), Ok(None))
     }
 
     /// Kills it (SIGKILL), suspended or not, and waits for its end. Its folder stays. A second call
@@ -172,7 +170,7 @@ impl ServerProcess {
     /// # Errors
     /// When the operating system refuses.
     pub fn kill(&self) -> io::Result<ExitStatus> {
-        end(&mut self.child())
+        end(&mut self.child.lock())
     }
 
     /// Starts it again on the same port and in the same folder; if it still runs, kills it first.
@@ -180,14 +178,10 @@ impl ServerProcess {
     /// # Errors
     /// [`ServerError`]; the server is then not running.
     pub fn restart(&self) -> Result<(), ServerError> {
-        let mut child = self.child();
+        let mut child = self.child.lock();
         end(&mut child).map_err(ServerError::system(self.service.name(), "kill"))?;
         *child = launch(&*self.service, &self.site)?;
         Ok(())
-    }
-
-    fn child(&self) -> MutexGuard<'_, Child> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,12 +5,13 @@
 //! it fires.
 
 use super::connections::dialer::Dialer;
+use parking_lot::Mutex;
 use std::{
     fmt,
     future::poll_fn,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -94,7 +95,7 @@ impl Timer {
     /// because an earlier statement may have set the timer.
     fn rings(&self, end: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let here = runtime::Handle::current().id();
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         let is_at_home = kept.as_ref().is_some_and(|(home, _)| *home == here);
         if !is_at_home {
             *kept = None;

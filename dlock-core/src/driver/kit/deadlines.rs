@@ -10,10 +10,11 @@
 //! also has a timer of its own, because the client's runtime may stand still.
 
 use crate::clock::{Clock, Instant};
+use parking_lot::Mutex;
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -105,7 +106,7 @@ impl Deadlines {
 
     /// Wakes every waiter, because something changed that each of them checks.
     pub(crate) fn wake_all(&self) {
-        let list = self.list();
+        let list = self.list.lock();
         let waiting = list.slots.iter().filter_map(|slot| match slot {
             Slot::Set(_, waker) => Some(waker.clone()),
             Slot::Free | Slot::Due => None,
@@ -117,16 +118,12 @@ impl Deadlines {
 
     /// Wakes the waiters whose time has come. Returns until when the task may sleep.
     fn wake_due(&self) -> Instant {
-        let mut list = self.list();
+        let mut list = self.list.lock();
         let due = list.due(self.clock.now());
         let next = list.armed;
         drop(list); // a woken waiter may run at once
         due.into_iter().for_each(Waker::wake);
         next
-    }
-
-    fn list(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -149,7 +146,7 @@ impl TimerTask {
 
 impl Drop for TimerTask {
     fn drop(&mut self) {
-        self.0.list().stopped = true;
+        self.0.list.lock().stopped = true;
         self.0.wake_all();
     }
 }
@@ -234,7 +231,7 @@ impl Future for Deadline<'_> {
         let deadlines = this.deadlines;
         let stopped = match this.slot {
             None => {
-                let mut list = deadlines.list();
+                let mut list = deadlines.list.lock();
                 let slot = list.take(this.at, cx.waker().clone());
                 let earlier = list.arm(this.at);
                 let stopped = list.stopped;
@@ -249,7 +246,7 @@ impl Future for Deadline<'_> {
                 if deadlines.clock.now() >= this.at {
                     return Poll::Ready(());
                 }
-                let mut list = deadlines.list();
+                let mut list = deadlines.list.lock();
                 match &mut list.slots[slot] {
                     Slot::Set(_, waker) => waker.clone_from(cx.waker()),
                     // Its time came just now, and the waker of an earlier poll was woken.
@@ -279,7 +276,7 @@ impl Future for Deadline<'_> {
 impl Drop for Deadline<'_> {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            self.deadlines.list().leave(slot);
+            self.deadlines.list.lock().leave(slot);
         }
     }
 }
@@ -317,7 +314,7 @@ mod tests {
     }
 
     fn taken(deadlines: &Deadlines) -> usize {
-        let list = deadlines.list();
+        let list = deadlines.list.lock();
         list.slots.len() - list.free.len()
     }
 
@@ -361,7 +358,10 @@ mod tests {
         }
         assert_eq!(taken(&deadlines), MANY + 1);
         drop(crowd);
-        assert_eq!((taken(&deadlines), deadlines.list().slots.len()), (0, 0));
+        assert_eq!(
+            (taken(&deadlines), deadlines.list.lock().slots.len()),
+            (0, 0)
+        );
         let mut alone = pin!(deadlines.at(end));
         assert!(alone.as_mut().poll(&mut cx).is_pending());
         assert_eq!(taken(&deadlines), 1);
@@ -376,15 +376,15 @@ mod tests {
         let mut wakes = 0;
         for _ in 0..10_000 {
             let mut deadline = pin!(deadlines.at(clock.now() + Duration::from_secs(5)));
-            let before = deadlines.list().armed;
+            let before = deadlines.list.lock().armed;
             assert!(deadline.as_mut().poll(&mut cx).is_pending());
-            wakes += u32::from(deadlines.list().armed < before);
+            wakes += u32::from(deadlines.list.lock().armed < before);
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(wakes, 1, "the first one");
         // Nothing waits: it goes to sleep for good.
         tokio::time::sleep(Duration::from_secs(5) + LINGER * 2).await;
-        assert_eq!(deadlines.list().armed, crate::clock::Instant::FAR);
+        assert_eq!(deadlines.list.lock().armed, crate::clock::Instant::FAR);
     }
 
     #[tokio::test]
@@ -456,7 +456,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         assert!(deadline.as_mut().poll(&mut cx).is_pending());
         // As if the task had read a later time than the next poll does.
-        drop(deadlines.list().due(clock.now() + LINGER));
+        drop(deadlines.list.lock().due(clock.now() + LINGER));
         assert!(deadline.as_mut().poll(&mut cx).is_ready());
     }
 

@@ -6,8 +6,9 @@
 
 use super::record_store::RecordStore;
 use crate::name::LockName;
+use parking_lot::Mutex;
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU32, Ordering},
 };
 use tokio::runtime::Handle;
@@ -64,17 +65,13 @@ impl SweepCursor {
     /// A client begins at a place beside `taken`, a name that it has just taken, as `random` says: many
     /// clients that each sweep once come to every name too.
     fn after(&self, taken: &LockName, random: u64) -> Vec<u8> {
-        let mut place = self.place();
+        let mut place = self.0.lock();
         place.get_or_insert_with(|| beside(taken, random)).clone()
     }
 
     /// A step came as far as that name; `None`: to the end, and the next one begins anew.
     fn reached(&self, last: Option<Vec<u8>>) {
-        *self.place() = Some(last.unwrap_or_default());
-    }
-
-    fn place(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock() = Some(last.unwrap_or_default());
     }
 }
 

@@ -7,10 +7,8 @@
 use crate::driver::WakeUp;
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, stream};
-use std::{
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::fmt;
 use tokio::sync::mpsc;
 
 /// The sending side of [`DistributedLock::wake_ups`](crate::driver::DistributedLock::wake_ups).
@@ -58,7 +56,7 @@ impl WakeUps {
 
     /// Queues a wake-up for the reader. After [`close`](Self::close) it is dropped.
     pub fn send(&self, wake_up: WakeUp) {
-        let mut open = lock(&self.sender);
+        let mut open = self.sender.lock();
         let Some(Open { sender, is_full }) = &mut *open else {
             return;
         };
@@ -80,7 +78,7 @@ impl WakeUps {
 
     /// The stream; `None`: it was taken before.
     pub fn take(&self) -> Option<BoxStream<'static, WakeUp>> {
-        let wake_ups = lock(&self.stream).take()?;
+        let wake_ups = self.stream.lock().take()?;
         let next = |mut wake_ups: mpsc::Receiver<WakeUp>| async {
             Some((wake_ups.recv().await?, wake_ups))
         };
@@ -89,13 +87,14 @@ impl WakeUps {
 
     /// Ends the stream after the wake-ups that are queued.
     pub fn close(&self) {
-        lock(&self.sender).take();
+        self.sender.lock().take();
     }
 
     /// Whether the stream was closed, or its reader is gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        lock(&self.sender)
+        self.sender
+            .lock()
             .as_ref()
             .is_none_or(|open| open.sender.is_closed())
     }
@@ -105,7 +104,7 @@ impl WakeUps {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn abandoned(&self) -> impl Future<Output = ()> + Send + use<> {
-        let sender = lock(&self.sender).as_ref().map(|open| open.sender.clone());
+        let sender = self.sender.lock().as_ref().map(|open| open.sender.clone());
         async move {
             if let Some(sender) = sender {
                 sender.closed().await;
@@ -122,17 +121,13 @@ impl Default for WakeUps {
 
 impl fmt::Debug for WakeUps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match &*lock(&self.sender) {
+        let state = match &*self.sender.lock() {
             None => "closed",
             Some(Open { is_full: true, .. }) => "open, some missed",
             Some(_) => "open",
         };
         write!(f, "WakeUps({state})")
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Wake-ups that the core has not read yet.

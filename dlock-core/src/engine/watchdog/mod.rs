@@ -24,8 +24,9 @@ use crate::{
     lease::Lease,
 };
 use machine::{Action, Answer, Batch, Machine};
+use parking_lot::Mutex;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 use tokio::sync::Notify;
@@ -75,7 +76,7 @@ impl Watchdog {
     }
 
     pub(crate) fn watch(&self, watched: Watched<Arc<Hold>>) -> Key {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let key = state.machine.watch(watched);
         state.used = true;
         if state.stopped {
@@ -87,12 +88,12 @@ impl Watchdog {
     }
 
     pub(crate) fn forget(&self, key: Key) {
-        self.state().machine.forget(key);
+        self.state.lock().machine.forget(key);
     }
 
     /// A session ended: asks for its holds at once.
     pub(crate) fn over(&self, lane: Lane, now: Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.machine.over(lane, now);
         if state.rearm() {
             self.earlier.notify_one();
@@ -101,13 +102,9 @@ impl Watchdog {
 
     /// Stops renewing.
     pub(crate) fn stop(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.stopped = true;
         state.machine.clear();
-    }
-
-    fn state(&self) -> MutexGuard<'_, Watch> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,7 +115,7 @@ pub(crate) async fn run(client: Weak<Engine>) {
             return;
         };
         let (actions, next, late) = {
-            let mut state = engine.watchdog.state();
+            let mut state = engine.watchdog.state.lock();
             let now = engine.clock.now();
             let late = now.since(state.armed);
             let actions = state.machine.tick(now, &mut || engine.jitter());
@@ -271,7 +268,7 @@ async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
     };
     let answers: Vec<_> = match answer {
         None => {
-            engine.watchdog.state().machine.abandon(renewing.id);
+            engine.watchdog.state.lock().machine.abandon(renewing.id);
             return;
         }
         Some(Ok(answers)) => answers
@@ -281,7 +278,7 @@ async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
         Some(Err(error)) => vec![failed(&engine, &error); renewing.count],
     };
     let (actions, earlier) = {
-        let mut state = engine.watchdog.state();
+        let mut state = engine.watchdog.state.lock();
         let now = engine.clock.now();
         let actions = state
             .machine

@@ -11,12 +11,8 @@ use crate::{
     error::{DriverError, Effect, RetryClass},
     name::LockName,
 };
-use std::{
-    collections::HashSet,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 /// How requests of one kind are sent, alone and together.
@@ -198,7 +194,7 @@ impl<B: Batch> Batcher<B> {
 
     fn enter(&self, request: &B::Request) -> Admission<B> {
         let policy = &self.0.policy;
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         let paused = state.alone_until.is_some_and(|end| Instant::now() < end);
         if paused || state.waiting.len() >= policy.waiting {
             return Admission::Alone(None);
@@ -237,7 +233,7 @@ impl<B: Batch> Batcher<B> {
 impl<B: Batch> fmt::Debug for Batcher<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (in_flight, waiting) = {
-            let state = self.0.state();
+            let state = self.0.state.lock();
             (state.in_flight, state.waiting.len())
         };
         write!(f, "Batcher({in_flight} in flight, {waiting} waiting)")
@@ -275,7 +271,7 @@ impl<B: Batch> Inner<B> {
         };
         let done = error.effect() == Effect::Unknown;
         if !done && error.retry() == RetryClass::Later {
-            self.state().pause(&self.policy);
+            self.state.lock().pause(&self.policy);
         }
         let each = requests.iter();
         each.map(|_| done.then(|| Err(again(&error)))).collect()
@@ -316,7 +312,7 @@ impl<B: Batch> Inner<B> {
     /// Takes the next batch: the request that waited longest and all that can go with it. What is left goes at once
     /// in another, if fewer than may are in flight.
     fn load(self: &Arc<Self>, age: u64) -> Option<Vec<Waiting<B>>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.age != age {
             return None;
         }
@@ -347,7 +343,7 @@ impl<B: Batch> Inner<B> {
 
     /// Withdraws a request that no batch took, and stops waiting for the requests in flight. `false`: a batch took it.
     fn withdrawn(&self, id: u64) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(at) = state.waiting.iter().position(|waiting| waiting.id == id) else {
             return false;
         };
@@ -356,10 +352,6 @@ impl<B: Batch> Inner<B> {
         state.in_flight = 0;
         state.pause(&self.policy);
         true
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<B>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -384,7 +376,7 @@ struct Slot<B: Batch> {
 
 impl<B: Batch> Drop for Slot<B> {
     fn drop(&mut self) {
-        let mut state = self.inner.state();
+        let mut state = self.inner.state.lock();
         if state.age != self.age {
             return;
         }

@@ -348,5 +348,5 @@ fn a_batcher_whose_runtime_has_ended_sends_each_request_alone() {
     for mut answer in waiting {
         assert!(answer.try_recv().unwrap().is_none());
     }
-    assert_eq!(bed.batcher.0.state().in_flight, 0);
+    assert_eq!(bed.batcher.0.state.lock().in_flight, 0);
 }

@@ -22,10 +22,11 @@ use crate::{
     driver::Result,
     error::{DriverError, Effect, ErrorKind, RetryClass},
 };
+use parking_lot::Mutex;
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -137,18 +138,10 @@ impl<D: Dialer> List<D> {
         }
     }
 
-    fn dialing(&self) -> MutexGuard<'_, Option<JoinHandle<Result<Link<D>>>>> {
-        self.dialing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Link<D>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the connection used last, and drops those idle for so long that the server or a firewall is
     /// about to end them.
     fn pop(&self, now: Instant) -> Option<Link<D>> {
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         let is_old = |link: &&Link<D>| now.since(link.used) > IDLE;
         let old = idle.iter().take_while(is_old).count();
         drop(idle.drain(..old));
@@ -158,7 +151,7 @@ impl<D: Dialer> List<D> {
     /// Returns a connection, unless all were closed, or all of its age: what closes them takes out the idle
     /// ones after saying so.
     fn push(&self, link: Link<D>, closed: &AtomicBool, age: &AtomicU64) {
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         if !closed.load(Ordering::Relaxed) && link.age == age.load(Ordering::Relaxed) {
             idle.push(link);
             self.back.notify_one();
@@ -286,7 +279,7 @@ impl<D: Dialer> Connections<D> {
                 return Ok(link);
             }
             let (until, why) = {
-                let trouble = self.trouble();
+                let trouble = self.trouble.lock();
                 (trouble.until, trouble.why.clone())
             };
             if now >= give_up {
@@ -305,20 +298,20 @@ impl<D: Dialer> Connections<D> {
                 }
                 continue;
             }
-            let begun = list.dialing().take();
+            let begun = list.dialing.lock().take();
             let is_begun = begun.is_some();
             let mut dialing = begun.unwrap_or_else(|| tokio::spawn(self.dial()));
             let dialled = tokio::select! {
                 dialled = &mut dialing => dialled,
                 () = self.clock.sleep_until(give_up) => {
-                    list.dialing().get_or_insert(dialing);
+                    list.dialing.lock().get_or_insert(dialing);
                     return Err(unreachable(why.as_deref()));
                 }
             };
             match dialled.unwrap_or_else(|_| Err(unreachable(None))) {
                 Ok(link) if self.is_stale(&link) => {}
                 Ok(link) => {
-                    *self.trouble() = Trouble::default();
+                    *self.trouble.lock() = Trouble::default();
                     return Ok(link);
                 }
                 // It may have failed long ago.
@@ -356,14 +349,10 @@ impl<D: Dialer> Connections<D> {
         }
     }
 
-    fn trouble(&self) -> MutexGuard<'_, Trouble> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records a failure and delays the next attempt: each failure doubles the pause.
     fn failed(&self, error: &DriverError) {
         let now = self.clock.now();
-        let mut trouble = self.trouble();
+        let mut trouble = self.trouble.lock();
         if now >= trouble.until {
             let first = || Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
             trouble.until = now + trouble.backoff.get_or_insert_with(first).pause();
@@ -380,8 +369,8 @@ impl<D: Dialer> Connections<D> {
         for list in [&self.work, &self.renewals] {
             list.permits.close();
             list.back.notify_waiters();
-            drop(list.dialing().take().inspect(JoinHandle::abort));
-            let idle = std::mem::take(&mut *list.idle());
+            drop(list.dialing.lock().take().inspect(JoinHandle::abort));
+            let idle = std::mem::take(&mut *list.idle.lock());
             for link in idle {
                 // A connection that cannot say goodbye is closed by being dropped.
                 let hanging_up = self.dialer.hang_up(link.session);
@@ -394,7 +383,7 @@ impl<D: Dialer> Connections<D> {
 // A dialer has the password.
 impl<D: Dialer> fmt::Debug for Connections<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let idle = (self.work.idle().len(), self.renewals.idle().len());
+        let idle = (self.work.idle.lock().len(), self.renewals.idle.lock().len());
         f.debug_struct("Connections")
             .field("idle", &idle.0)
             .field("idle_for_renewals", &idle.1)
@@ -467,7 +456,7 @@ impl<D: Dialer> Lent<'_, D> {
                 self.discard();
                 self.all.age.fetch_add(1, Ordering::Relaxed);
                 for list in [&self.all.work, &self.all.renewals] {
-                    list.idle().clear();
+                    list.idle.lock().clear();
                 }
             }
         }

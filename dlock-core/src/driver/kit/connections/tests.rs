@@ -260,7 +260,7 @@ async fn a_closed_list_lends_nothing_and_takes_nothing_back() {
     all.close().await;
     drop(in_use);
     assert_eq!(all.dialer().hung_up.load(Ordering::Relaxed), 1);
-    assert!(all.renewals.idle().is_empty());
+    assert!(all.renewals.idle.lock().is_empty());
     for call in [all.default_call(), renewal(&all)] {
         let refused = all.lend(call).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ShuttingDown);

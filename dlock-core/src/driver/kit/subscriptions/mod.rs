@@ -14,11 +14,12 @@ use crate::{
 };
 use async_trait::async_trait;
 use futures_core::stream::BoxStream;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 use tokio::{
@@ -120,7 +121,7 @@ impl<S: Subscriber> Subscriptions<S> {
     /// Ends the stream, the task and its connection.
     pub fn close(&self) {
         self.0.wake_ups.close();
-        if let Some((_, task)) = self.0.state().task.take() {
+        if let Some((_, task)) = self.0.state.lock().task.take() {
             task.abort();
         }
     }
@@ -137,7 +138,7 @@ impl<S: Subscriber> Waiters for Subscriptions<S> {
     async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let hash = hash_of(name.as_str());
         let requests = {
-            let mut state = self.0.state();
+            let mut state = self.0.state.lock();
             let is_full = state.waiting.len() >= MOST && !state.waiting.contains_key(&hash);
             if self.0.wake_ups.is_closed() || is_full {
                 return false;
@@ -161,7 +162,7 @@ impl<S: Subscriber> Waiters for Subscriptions<S> {
     }
 
     fn forget(&self, name: &LockName, ticket: Ticket) {
-        let (hash, mut state) = (hash_of(name.as_str()), self.0.state());
+        let (hash, mut state) = (hash_of(name.as_str()), self.0.state.lock());
         let Some(names) = state.waiting.get_mut(&hash) else {
             return;
         };
@@ -184,7 +185,7 @@ impl<S: Subscriber> Drop for Subscriptions<S> {
 // The subscriber has the password.
 impl<S: Subscriber> fmt::Debug for Subscriptions<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         f.debug_struct("Subscriptions")
             .field("waiting", &state.waiting.len())
             .field("subscribed", &state.subscribed)
@@ -193,10 +194,6 @@ impl<S: Subscriber> fmt::Debug for Subscriptions<S> {
 }
 
 impl<S: Subscriber> Shared<S> {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Where to ask for channels. The task begins with the first waiter, and anew if its runtime has ended.
     fn requests(self: &Arc<Self>, state: &mut State) -> mpsc::Sender<Request> {
         match &state.task {
@@ -219,9 +216,9 @@ impl<S: Subscriber> Shared<S> {
         tick.reset();
         loop {
             if let Some((channel, done)) = request.take() {
-                if !self.state().subscribed.contains(&channel) {
+                if !self.state.lock().subscribed.contains(&channel) {
                     answered(subscriber.subscribe(&mut connection, channel)).await?;
-                    self.state().subscribed.insert(channel);
+                    self.state.lock().subscribed.insert(channel);
                 }
                 let _left = done.send(());
             }
@@ -235,7 +232,7 @@ impl<S: Subscriber> Shared<S> {
                     for channel in self.unwanted() {
                         answered(subscriber.unsubscribe(&mut connection, channel)).await?;
                     }
-                    if self.state().subscribed.is_empty() {
+                    if self.state.lock().subscribed.is_empty() {
                         return Ok(());
                     }
                     answered(subscriber.probe(&mut connection)).await?;
@@ -245,14 +242,14 @@ impl<S: Subscriber> Shared<S> {
     }
 
     fn published(&self, hash: u64) {
-        for name in self.state().waiting.get(&hash).into_iter().flatten() {
+        for name in self.state.lock().waiting.get(&hash).into_iter().flatten() {
             self.wake_ups.send(WakeUp::Free(name.0.clone()));
         }
     }
 
     /// Takes out the channels without a waiter.
     fn unwanted(&self) -> Vec<u64> {
-        let state = &mut *self.state();
+        let state = &mut *self.state.lock();
         let wanted: HashSet<_> = state.waiting.keys().map(|hash| channel_of(*hash)).collect();
         let unwanted = state
             .subscribed
@@ -263,14 +260,14 @@ impl<S: Subscriber> Shared<S> {
 
 async fn follow<S: Subscriber>(shared: Arc<Shared<S>>, mut asked: mpsc::Receiver<Request>) {
     while let Some(request) = asked.recv().await {
-        let away_until = shared.state().away_until;
+        let away_until = shared.state.lock().away_until;
         if away_until.is_some_and(|end| Instant::now() < end) {
             continue; // asked before the failure
         }
         let lost = Lost(&shared);
         if let Err(error) = shared.serve(request, &mut asked).await {
             tracing::debug!(%error, "wake-ups are missed: waiters poll");
-            let state = &mut *shared.state();
+            let state = &mut *shared.state.lock();
             if state.subscribed.is_empty() {
                 state.away_until = Some(Instant::now() + AWAY);
             }
@@ -284,7 +281,7 @@ struct Lost<'a, S>(&'a Shared<S>);
 
 impl<S> Drop for Lost<'_, S> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock();
         if !std::mem::take(&mut state.subscribed).is_empty() {
             self.0.wake_ups.send(WakeUp::Resync);
         }

@@ -131,7 +131,7 @@ fn is_built(url: &str) -> Result<(), String> {
         let mut optional = OPTIONAL.iter();
         match optional.find(|(schemes, ..)| schemes.contains(&&*scheme)) {
             Some((_, feature, false)) => Err(format!(
-                "this dlock was built without {scheme}: build it with `cargo install --locked --path dlock-cli --features {feature}`"
+                "this dlock was built without {scheme}: build it with `cargo install --locked --profile dist --path dlock-cli --features {feature}`"
             )),
             _ => Ok(()),
         }

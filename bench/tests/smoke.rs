@@ -73,14 +73,16 @@ mod sqlite {
 
     #[test]
     fn processes_and_tasks_hand_over_to_one_holder_at_a_time() -> Outcome {
-        let figure = figure(
-            &["sqlite-handoff", "--seconds", "1.5", "--processes", "3"],
-            5,
-        )?;
-        assert_eq!(goal(&figure, "two inside at once")?["met"], true);
-        let two = &figure["rows"][3];
-        assert!(two["hand-offs"].as_u64() > Some(0), "{two}");
-        Ok(())
+        let arguments = ["sqlite-handoff", "--seconds", "1.5", "--processes", "3"];
+        // On a busy machine one run of so little time may have no hand-off.
+        for _ in 0..3 {
+            let figure = figure(&arguments, 5)?;
+            assert_eq!(goal(&figure, "two inside at once")?["met"], true);
+            if figure["rows"][3]["hand-offs"].as_u64() > Some(0) {
+                return Ok(());
+            }
+        }
+        Err("the two processes had no hand-off in any run".into())
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! `renew`: renewal prolongs an existing hold, and creates nothing.
 
 use super::{held, held_for};
-use crate::{Ctx, Failure, Hold, Result, TestDriver, case::cases, ensure, expect::is_left, same};
+use crate::{
+    Ctx, Failure, Hold, Result, TestDriver, case::cases, ensure, expect::is_left, in_time, same,
+};
 use dlock_core::driver::{Released, Renewed};
 
 cases! {
@@ -42,9 +44,9 @@ async fn a_shorter_lease_never_shortens(ctx: Ctx) -> Result {
 
 async fn a_hold_outlives_many_leases(ctx: Ctx) -> Result {
     let ([holder, other], name) = ctx.test_drivers().await?;
-    let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.short())).await?;
+    let mut hold = holder.take(&ctx.ask(&name).lasting(ctx.kept())).await?;
     for _ in 0..6 {
-        ctx.time_passes(ctx.short() / 3).await;
+        ctx.time_passes(ctx.kept() / 3).await;
         other
             .refused_until(&ctx.ask(&name), hold.over_from())
             .await?;
@@ -58,7 +60,9 @@ async fn a_proof_without_a_lease_prolongs_nothing(ctx: Ctx) -> Result {
     let ([holder, other], _, hold) = held_for(&ctx, ctx.short()).await?;
     ctx.time_passes(ctx.short() / 2).await;
     let before = ctx.now();
-    let Renewed::Until { valid_for } = holder.renew_one(&hold, None).await? else {
+    let answer = holder.renew_one(&hold, None).await?;
+    in_time(ctx.now() < hold.over_from(), "the proof came late")?;
+    let Renewed::Until { valid_for } = answer else {
         return Err(Failure::new("a hold that is there was not found"));
     };
     ctx.ends_with(&hold, before, valid_for)?;

@@ -78,7 +78,7 @@ fn list_of_late(late: &[String]) -> String {
     }
     let count = late.len();
     let lines: String = late.iter().map(|words| format!("    {words}\n")).collect();
-    format!("{count} cases missed a bound in time and were measured again, alone, once:\n{lines}")
+    format!("{count} times a case missed a bound in time and was measured again, alone:\n{lines}")
 }
 
 fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(list_of_late(&[]), "");
         let late = ["a::one: not within 1s", "b::two: not within 2s"].map(str::to_owned);
         let words = list_of_late(&late);
-        assert!(words.starts_with("2 cases missed"), "{words}");
+        assert!(words.starts_with("2 times a case missed"), "{words}");
         assert!(late.iter().all(|one| words.contains(one)), "{words}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dlock_conformance::testbed::Proxy;
 use dlock_conformance::testbed::proxy::{Direction, Fault, Flow, Reach, Trigger};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
 use super::soon;
@@ -156,9 +156,9 @@ async fn delay_postpones_each_direction_and_does_not_add_up() -> io::Result<()> 
     let mut client = bed.client().await?;
     soon(bed.proxy.until(|counters| counters.open == 1)).await;
     bed.proxy
-        .set_delay(Reach::Existing, UP, Duration::from_millis(40));
+        .set_delay(Reach::Existing, UP, Duration::from_millis(400));
     bed.proxy
-        .set_delay(Reach::Existing, DOWN, Duration::from_millis(20));
+        .set_delay(Reach::Existing, DOWN, Duration::from_millis(200));
     let began = Instant::now();
     for _ in 0..20 {
         client.say("x\n").await?;
@@ -168,8 +168,9 @@ async fn delay_postpones_each_direction_and_does_not_add_up() -> io::Result<()> 
         assert_eq!(client.hear().await?, "re:x\n");
     }
     let took = began.elapsed();
-    assert!(took >= Duration::from_millis(60), "{took:?}");
-    assert!(took < Duration::from_millis(600), "{took:?}");
+    assert!(took >= Duration::from_millis(600), "{took:?}");
+    // Added up, the delays of the requests alone would be 8 s.
+    assert!(took < Duration::from_secs(6), "{took:?}");
     Ok(())
 }
 
@@ -298,10 +299,10 @@ async fn refused_connections_are_closed_at_once() -> io::Result<()> {
 
 #[tokio::test]
 async fn a_server_that_is_down_closes_the_client() -> io::Result<()> {
-    let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .await?
-        .local_addr()?;
-    let proxy = Proxy::start(unused).await?;
+    // Bound, so that no other program gets the port, and not listening.
+    let server = TcpSocket::new_v4()?;
+    server.bind((Ipv4Addr::LOCALHOST, 0).into())?;
+    let proxy = Proxy::start(server.local_addr()?).await?;
     assert_eq!(Client::connect(proxy.addr()).await?.rest().await, "");
     Ok(())
 }

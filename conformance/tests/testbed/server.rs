@@ -2,7 +2,7 @@
 
 use std::process::Command;
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, io, thread};
 
 use dlock_conformance::testbed::server::{ServerError, ServerProcess, Service, Site};
 
@@ -30,10 +30,6 @@ impl Service for Shell {
     fn ready(&self, site: &Site, pid: u32) -> bool {
         let written = fs::read_to_string(site.dir.join("ready"));
         written.is_ok_and(|text| text.trim() == pid.to_string())
-    }
-
-    fn start_limit(&self) -> Duration {
-        Duration::from_millis(200)
     }
 }
 
@@ -99,10 +95,30 @@ fn a_server_that_ends_at_once_is_an_error_with_its_log() {
 
 #[test]
 fn a_server_that_is_never_ready_is_killed_and_an_error_with_its_log() {
+    /// Never ready. The first check lasts until it has written its log.
+    #[derive(Debug)]
+    struct Never;
+    impl Service for Never {
+        fn name(&self) -> &'static str {
+            "never"
+        }
+        fn command(&self, site: &Site) -> Command {
+            Shell("echo $$; echo > written; exec sleep 60").command(site)
+        }
+        fn ready(&self, site: &Site, _: u32) -> bool {
+            let began = Instant::now();
+            while !site.dir.join("written").exists() && began.elapsed() < Duration::from_secs(10) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            false
+        }
+        fn start_limit(&self) -> Duration {
+            Duration::from_millis(200)
+        }
+    }
     let began = Instant::now();
-    let error =
-        ServerProcess::start(Shell("echo $$; exec sleep 60")).expect_err("it is never ready");
-    assert!(began.elapsed() < Duration::from_secs(5));
+    let error = ServerProcess::start(Never).expect_err("it is never ready");
+    assert!(began.elapsed() < Duration::from_secs(30));
     let ServerError::NotReady { log, .. } = error else {
         panic!("{error}");
     };

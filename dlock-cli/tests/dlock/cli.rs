@@ -440,7 +440,7 @@ fn help_and_version_are_no_errors() {
 #[test]
 fn an_acquire_that_waits_takes_it_when_its_lease_ends() {
     let lock = name("lease-ends");
-    ran(&["acquire", "--lease", "300ms", &lock]).expect(0);
+    ran(&["acquire", "--lease", "3s", &lock]).expect(0);
     ran(&["acquire", "-w", "20", &lock]).expect(0);
     until("the second one to hold it", || is_held(&lock));
 }

@@ -166,13 +166,13 @@ fn what_dlock_was_started_to_ignore_stays_ignored() {
 fn a_command_that_stops_itself_stays_stopped_and_keeps_the_lock() {
     let (lock, desk) = (name("stopped"), Desk::new());
     let text = format!("echo $$ >'{}'; kill -STOP $$; echo on", desk.text("pid"));
-    let args = ["exec", "--lease", "3s", &lock, "-c", &text];
+    let args = ["exec", "--lease", "6s", &lock, "-c", &text];
     let running = start(leader(&[], &args));
     let pid: i32 = desk.line("pid").parse().unwrap();
     let pid = nix::unistd::Pid::from_raw(pid);
     until("the command to stop", || state(pid) == 'T');
     // Longer than the lease, which is being renewed.
-    ran(&["exec", "-w", "7", &lock, "--", "true"]).expect(1);
+    ran(&["exec", "-w", "10", &lock, "--", "true"]).expect(1);
     nix::sys::signal::kill(pid, Signal::SIGCONT).unwrap();
     assert_eq!(running.wait().expect(0).stdout, "on\n");
 }

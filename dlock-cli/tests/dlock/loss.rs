@@ -41,8 +41,8 @@ fn broken(lock: &str, running: Running) -> Out {
     running.wait().expect(75)
 }
 
-/// A lease that a loaded machine can renew, and whose loss is seen in a second.
-const LEASE: [&str; 2] = ["--lease", "3s"];
+/// A lease that a loaded machine can renew, and whose loss is seen in two seconds.
+const LEASE: [&str; 2] = ["--lease", "6s"];
 
 /// The next holder, whose command looks whether the one before still runs.
 fn next(desk: &Desk, lock: &str) -> Running {
@@ -104,7 +104,7 @@ fn what_a_command_that_died_of_term_left_in_its_group_is_killed_too() {
 fn a_stopped_command_is_ended_too() {
     let (lock, desk) = (name("asleep"), Desk::new());
     let text = format!("echo $$ >'{}'; kill -STOP $$; echo on", desk.text("pid"));
-    let args = ["exec", "--lease", "3s", &lock, "-c", &text];
+    let args = ["exec", "--lease", "6s", &lock, "-c", &text];
     let running = start(leader(&[], &args));
     let pid = desk.line("pid");
     until("the command to stop", || {
@@ -234,19 +234,25 @@ fn on_lost_warn_lets_it_run_and_still_says_75() {
 fn the_lock_is_kept_over_many_leases() {
     let (lock, desk) = (name("kept"), Desk::new());
     let (running, _) = holding(&desk, &lock, &LEASE, &obedient(&desk));
-    ran(&["exec", "-w", "10", &lock, "--", "true"]).expect(1);
+    ran(&["exec", "-w", "19", &lock, "--", "true"]).expect(1);
     std::fs::write(desk.path("go"), "").unwrap();
     running.wait().expect(0);
 }
 
 #[test]
 fn neither_a_short_lease_of_the_url_nor_a_presence_ends_a_command_that_is_well() {
-    for (parameter, wait) in [("lease=2s", "5"), ("presence=6s", "10")] {
+    // The usual lease allows a grace of 15 s, which would begin before the presence is renewed.
+    for (parameter, options) in [
+        ("lease=6s", &[][..]),
+        ("presence=18s", &["--kill-grace", "15s"][..]),
+    ] {
         let (lock, desk) = (name("url-lease"), Desk::new());
         let url = format!("{}?dlock.{parameter}", crate::bed::server().url());
-        let running = start(at(&url, &["exec", &lock, "-c", &obedient(&desk)]));
+        let text = obedient(&desk);
+        let args = [&["exec"], options, &[&*lock, "-c", &*text]].concat();
+        let running = start(at(&url, &args));
         desk.line("pid");
-        ran(&["exec", "-w", wait, &lock, "--", "true"]).expect(1);
+        ran(&["exec", "-w", "10", &lock, "--", "true"]).expect(1);
         std::fs::write(desk.path("go"), "").unwrap();
         running.wait().expect(0);
     }

@@ -7,7 +7,10 @@ use crate::bed::{
 use dlock_conformance::testbed::proxy::{Direction, Flow, Reach};
 use dlock_core::driver::{DistributedLock, Renewed};
 use futures_util::future::{join, join_all};
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 use tokio::time::{sleep, timeout};
 
 /// The server ends no more than a thousand leases a second, and answers the keep-alive of one that is over only when it has ended it.
@@ -46,7 +49,7 @@ async fn a_renewal_does_not_wait_for_the_lease_of_a_waiter_that_is_over() {
 #[tokio::test]
 async fn a_keep_alive_that_was_given_up_while_it_waited_is_not_sent() {
     // The stream that another one opens serves later; or it was silent for so long that the connection is changed.
-    for (give_up, serves) in [(SECOND / 50, true), (SECOND, false)] {
+    for (give_up, serves) in [(SECOND / 50, true), (SECOND * 3, false)] {
         let (server, proxy) = proxied(&[]).await;
         let mut native = native(server.addr()).await;
         let driver = driver(&server.url_at(proxy.addr())).await;
@@ -61,12 +64,18 @@ async fn a_keep_alive_that_was_given_up_while_it_waited_is_not_sent() {
         let opens = renewed(&driver, &holds[0], LONG);
         let waits = async {
             comes("the first keep-alive", sent[0].reaches(1)).await;
+            let asked = Instant::now();
             let error = renewed(&driver, &holds[1], give_up).await.unwrap_err();
+            let took = asked.elapsed();
             assert!(error.to_string().contains("given up"), "{error}");
             proxy.set_flow(Reach::Existing, Direction::ServerToClient, Flow::Pass);
+            took
         };
-        let (opened, ()) = comes("both", join(opens, waits)).await;
-        assert_eq!(opened.is_ok(), serves, "{opened:?}");
+        let (opened, took) = comes("both", join(opens, waits)).await;
+        // After a silence of 200 ms the connection is changed, which may be due to a stall of this process.
+        if !serves || took < SECOND / 5 {
+            assert_eq!(opened.is_ok(), serves, "{opened:?}");
+        }
         let again = comes("the next", renewed(&driver, &holds[0], LONG)).await;
         assert!(matches!(again, Ok(Renewed::Until { .. })), "{again:?}");
         assert_eq!(sent[1].seen(), 0, "it was sent");

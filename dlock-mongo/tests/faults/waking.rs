@@ -173,17 +173,18 @@ async fn many_names_have_one_stream() {
     let names: Vec<_> = (1..=40).map(|at| (format!("n{at}"), at)).collect();
     let mut held = Vec::new();
     for (name, ticket) in &names {
-        held.push(t.acquire(name, SECOND * 30));
+        held.push(t.acquire(name, SECOND * 600));
         t.granted(&held[held.len() - 1]).await;
         t.waits(name, *ticket).await;
     }
-    // It opens with the first waiter, and a new name opens no other.
-    t.until(async || open(&t).await == 1).await;
-    assert_eq!(streams().await, before + 1);
+    // It opens with the first waiter, and a new name opens no other. The cursor of the stream that the driver tried
+    // when it connected may be closed late.
+    t.until(async || open(&t).await == 1 && streams().await == before + 1)
+        .await;
     for req in held.iter().rev() {
         t.release(req).await;
         // A monitor that a busy machine delays makes all waiters poll.
         while wake_ups.next().await.unwrap() != WakeUp::Free(req.name.clone()) {}
     }
-    assert_eq!(open(&t).await, 1);
+    t.until(async || open(&t).await == 1).await;
 }

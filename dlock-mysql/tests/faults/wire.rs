@@ -144,19 +144,28 @@ async fn a_take_held_back_past_its_time_takes_nothing() {
     t.bed.release(&t.bed.taken("row").await).await;
     for needle in [TAKE, INSERT] {
         let name = if needle == TAKE { "row" } else { "new" };
-        let mut ask = t.bed.ask(name, SECOND * 60);
-        ask.give_up = t.bed.clock.now() + SECOND * 9 / 5;
-        let armed = t.arm(needle, Fault::HoldRequest);
-        let later = async {
-            // Past the request's give-up time. After two seconds the driver ends a statement on MySQL.
-            tokio::time::sleep(SECOND * 19 / 10).await;
-            armed.release();
-        };
-        let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), later);
-        assert!(acquired.is_err(), "{name}: {acquired:?}");
-        assert!(armed.has_struck(), "{name}");
-        tokio::time::sleep(LATE - SECOND / 2).await; // the latest possible moment
-        assert!(t.bed.inspect(name).await.holders.is_empty(), "{name}");
+        // On a busy machine, its time may be over before the request is sent.
+        let mut sent = false;
+        for _ in 0..5 {
+            let mut ask = t.bed.ask(name, SECOND * 60);
+            ask.give_up = t.bed.clock.now() + SECOND * 9 / 5;
+            let armed = t.arm(needle, Fault::HoldRequest);
+            let later = async {
+                // Past the request's give-up time. After two seconds the driver ends a statement on MySQL.
+                tokio::time::sleep(SECOND * 19 / 10).await;
+                armed.release();
+            };
+            let (acquired, ()) = tokio::join!(t.driver.acquire(&ask), later);
+            assert!(acquired.is_err(), "{name}: {acquired:?}");
+            tokio::time::sleep(LATE - SECOND / 2).await; // the latest possible moment
+            assert!(t.bed.inspect(name).await.holders.is_empty(), "{name}");
+            sent = armed.has_struck();
+            if sent {
+                break;
+            }
+            armed.disarm();
+        }
+        assert!(sent, "{name}: not sent in time, five times");
     }
 }
 

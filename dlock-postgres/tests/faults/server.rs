@@ -110,7 +110,7 @@ async fn a_locked_row_delays_its_own_renewal_only_and_nothing_is_taken_late() ->
     )
     .await?;
     let refused = driver
-        .acquire(&ask("locked", Duration::from_millis(1500))?)
+        .acquire(&ask("locked", Duration::from_secs(4))?)
         .await;
     assert!(
         matches!(&refused, Err(error) if error.effect() == Effect::None),

@@ -10,7 +10,7 @@ use dlock_redis::RedisDriver;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{
     error::Error,
-    fmt::Write,
+    fmt::{self, Write},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -40,6 +40,28 @@ macro_rules! ensure {
     };
 }
 pub(crate) use ensure;
+
+/// The error of a test that missed a bound: the program is wrong, or the machine stalled.
+#[derive(Debug)]
+pub(crate) struct Late(pub(crate) String);
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Late {}
+
+/// As [`ensure`], for what fails also where the machine stalls: the error is [`Late`].
+macro_rules! in_time {
+    ($holds:expr, $($said:tt)*) => {
+        if !$holds {
+            return Err($crate::bed::Late(format!($($said)*)).into());
+        }
+    };
+}
+pub(crate) use in_time;
 
 pub(crate) struct Bed {
     pub(crate) server: RedisServer,
@@ -359,7 +381,7 @@ impl Report {
             write!(said, ", {} errors such as {error}", self.errors.len())?;
         }
         println!("{said}");
-        ensure!(self.free <= free, "free for longer than {free:?}: {said}");
+        in_time!(self.free <= free, "free for longer than {free:?}: {said}");
         ensure!(self.fewest > 0, "a client never had a turn: {said}");
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Tests with a server that loses its keys, stops, dies, pauses, or refuses.
 
 use crate::{
-    bed::{Bed, MARGIN, MILLI, NAME, Outcome, Report, SECOND, STORM_LEASE, Storm, ensure},
+    bed::{Bed, MARGIN, MILLI, NAME, Outcome, Report, SECOND, STORM_LEASE, Storm, ensure, in_time},
     soak, trial,
 };
 use dlock_conformance::testbed::redis::Aof;
@@ -147,7 +147,7 @@ async fn replica() -> Outcome {
     guard.release().await?;
     let began = Instant::now();
     waiting.await??.0.release().await?;
-    ensure!(
+    in_time!(
         began.elapsed() < SECOND * 2 + MARGIN,
         "served after {:?}",
         began.elapsed()

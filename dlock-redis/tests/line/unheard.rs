@@ -1,7 +1,9 @@
 //! Tests of missed notifications: the connection only looks alive, or the notification was never sent.
 
 use crate::{
-    bed::{ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, connect, ensure, over},
+    bed::{
+        ACCEPT, Bed, LIMIT, MARGIN, MILLI, NAME, Outcome, SECOND, connect, ensure, in_time, over,
+    },
     network::Forgetful,
     trial,
 };
@@ -73,14 +75,14 @@ async fn deaf(ends: usize) -> Outcome {
     println!("deaf for pushes: noticed after {took:?}");
     // A poll, the echo, and a poll interval until the next check is allowed. The present lease is thirty
     // seconds.
-    ensure!(took < SECOND * 4 + MARGIN * 4, "after {took:?}");
+    in_time!(took < SECOND * 4 + MARGIN * 4, "after {took:?}");
     // The new connection carries notifications: the turn arrives while the next poll is up to two
     // seconds away.
     until_heard(&bed).await?;
     let began = Instant::now();
     guard.release().await?;
     let (guard, at) = waiting.await??;
-    ensure!(at - began < ACCEPT, "free for {:?}", at - began);
+    in_time!(at - began < ACCEPT, "free for {:?}", at - began);
     guard.release().await?;
     Ok(())
 }
@@ -131,7 +133,7 @@ fn within_a_poll_interval(what: &str, free: Duration) -> Outcome {
     println!("nothing heard, {what}: free for {free:?}");
     // Two seconds to its next poll. If another turn is in flight then, the answer says when that ends.
     let bound = SECOND * 2 + ACCEPT + MARGIN;
-    ensure!(free < bound, "{what}: free for {free:?}");
+    in_time!(free < bound, "{what}: free for {free:?}");
     Ok(())
 }
 
@@ -160,7 +162,7 @@ async fn head_left() -> Outcome {
     let (got, at) = next.await??;
     let free = at - began - lease;
     println!("the head left: free for {free:?}");
-    ensure!(free < SECOND * 2 + MARGIN, "free for {free:?}");
+    in_time!(free < SECOND * 2 + MARGIN, "free for {free:?}");
     got.release().await?;
     ensure!(guard.check().is_err(), "its lease is over");
     Ok(())

@@ -63,10 +63,11 @@ async fn a_turn_is_a_record_with_nothing_but_the_ticket_and_an_end() {
     let req = waiter.waits(&t, 1);
     waiter.held(&req).await;
     let stands = t.line().await[0].0.clone();
+    // A long turn, so that a slow machine has time for the rest.
+    t.put(&stands, 1, SECOND * 60, 60_000).await;
     holder.release(&inside).await;
-    assert!(t.rest(KEY).await <= SECOND);
-    // So a slow machine has time for the rest.
-    t.raw_command(&["PEXPIRE", KEY, "60000"]).await;
+    let rest = t.rest(KEY).await;
+    assert!(rest > SECOND * 40 && rest <= SECOND * 60, "{rest:?}");
     assert_eq!(waiter.turn().await, 1);
     assert_eq!(t.record().await, HashMap::from([("~r".to_owned(), stands)]));
     assert!(!t.keys().await.iter().any(|key| key == LINE || key == ENDS));
@@ -241,7 +242,6 @@ async fn a_release_past_a_hundred_dead_waiters_reaches_the_living_one() {
         let req = waiter.waits(&t, t.draw());
         waiter.held(&req).await;
         t.raw_command(&["CONFIG", "RESETSTAT"]).await;
-        let began = Instant::now();
         match how {
             "release" => assert!(matches!(holder.release(&inside).await, Released::Freed)),
             "break" => drop(holder.driver.break_lock(&name(), None).await.unwrap()),
@@ -250,12 +250,8 @@ async fn a_release_past_a_hundred_dead_waiters_reaches_the_living_one() {
                 holder.driver.leave(&name(), ticket(999)).await.unwrap();
             }
         }
+        // The waiter does not poll by itself.
         waiter.turn().await;
-        let took = began.elapsed();
-        assert!(
-            took < SECOND,
-            "{how}: {took:?}, far below any poll interval"
-        );
         assert_eq!(t.calls("evalsha").await, 4, "{how}: 32 a script");
         waiter.granted(&req).await;
         waiter.release(&req).await;

@@ -73,14 +73,16 @@ async fn processes_that_open_a_new_file_at_once_all_can() {
 
 pub(super) async fn hold(file: &Path) {
     let driver = open(file).await;
-    granted(&driver, &acquire("a", SECOND * 2)).await;
+    granted(&driver, &acquire("a", SECOND * 6)).await;
     worker::say("held").unwrap();
     std::future::pending().await
 }
 
 async fn a_killed_holder_is_gone_with_its_lease() {
     let bed = Bed::new();
-    let driver = bed.driver().await;
+    // With wake-ups it would be told to poll after two seconds at most.
+    let url = format!("sqlite:{}?dlock.wake=poll", bed.file.display());
+    let driver = SqliteDriver::connect(&url).await.unwrap();
     let mut holder = bed.worker("hold", &[]);
     holder.expect("held", LIMIT).await.unwrap();
     holder.kill_9().await.unwrap();

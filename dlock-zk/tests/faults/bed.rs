@@ -70,17 +70,30 @@ pub(crate) fn waiting(client: Client, name: &'static str) -> JoinHandle<(Guard, 
     tokio::spawn(async move { (take(&client, name).await, Instant::now()) })
 }
 
-/// Waits until the guard is lost, and checks that the waiter is granted only after that.
+/// A waiter for the lock of that guard. When it is granted, the guard must be lost.
+pub(crate) fn waiting_behind(
+    guard: &Arc<Guard>,
+    client: Client,
+    name: &'static str,
+) -> JoinHandle<Guard> {
+    let before = Arc::clone(guard);
+    tokio::spawn(async move {
+        let next = take(&client, name).await;
+        let knew = before.check().is_err();
+        assert!(knew, "granted before the holder knew of its loss");
+        next
+    })
+}
+
+/// Waits until the guard is lost, and until the waiter behind it is granted.
 pub(crate) async fn lost_before_another_holds(
     guard: &Guard,
-    waiting: JoinHandle<(Guard, Instant)>,
+    waiting: JoinHandle<Guard>,
 ) -> (LossReason, Guard) {
     let reason = timeout(SESSION * 2, guard.lost()).await;
-    let (reason, lost) = (reason.expect("lost in time"), Instant::now());
+    let reason = reason.expect("lost in time");
     let next = timeout(SESSION * 5, waiting).await;
-    let (next, taken) = next.expect("the session ends").expect("a guard");
-    assert!(lost < taken, "granted before the holder knew of its loss");
-    (reason, next)
+    (reason, next.expect("the session ends").expect("a guard"))
 }
 
 /// Waits until the condition holds, within the bound.

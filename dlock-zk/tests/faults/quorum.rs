@@ -1,7 +1,7 @@
 //! Quorum faults: an ensemble of three with members missing or cut off.
 
 use crate::bed::{
-    SESSION, client, ensemble, lost_before_another_holds, take, until_in_line, waiting,
+    SESSION, client, ensemble, lost_before_another_holds, take, until_in_line, waiting_behind,
 };
 use dlock_conformance::testbed::{
     Proxy, ZooKeeperEnsemble, proxy::Reach, zookeeper::ZooKeeperOptions,
@@ -56,8 +56,8 @@ pub(crate) async fn a_holder_on_a_follower_that_stands_still_is_lost_before_anot
         .map(|at| ensemble.addr(at).to_string())
         .collect();
     let other = client(&format!("zk://{}", rest.join(","))).await;
-    let guard = take(&holder, "follower").await;
-    let other = waiting(other, "follower");
+    let guard = Arc::new(take(&holder, "follower").await);
+    let other = waiting_behind(&guard, other, "follower");
     until_in_line(&rest[0], "follower", 2).await;
     ensemble.server(follower).stop().unwrap();
     let (_, next) = lost_before_another_holds(&guard, other).await;
@@ -94,8 +94,8 @@ pub(crate) async fn a_holder_whose_follower_was_cut_off_is_lost_before_another_h
     );
     let hosts = ensemble.addr(follower).to_string();
     let reader = native::Client::connect(&hosts).await.unwrap();
-    let guard = take(&holder, "follower").await;
-    let other = waiting(other, "follower");
+    let guard = Arc::new(take(&holder, "follower").await);
+    let other = waiting_behind(&guard, other, "follower");
     until_in_line(&hosts, "follower", 2).await;
     guard.check().unwrap();
     let cut_off = |on: bool| {
@@ -109,7 +109,7 @@ pub(crate) async fn a_holder_whose_follower_was_cut_off_is_lost_before_another_h
     let (reason, next) = lost_before_another_holds(&guard, other).await;
     assert_eq!(reason, LossReason::Deadline);
     // Meanwhile its server still answers as if the client held the lock.
-    let seen = timeout(SESSION / 3, reader.list_children("/dlock/follower"));
+    let seen = timeout(SESSION, reader.list_children("/dlock/follower"));
     let seen = seen.await.expect("it answers reads").unwrap();
     assert_eq!(seen.len(), 2, "{seen:?}");
     cut_off(false);

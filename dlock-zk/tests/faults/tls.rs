@@ -4,7 +4,13 @@ use crate::bed::take;
 use dlock_conformance::testbed::{ZooKeeperServer, zookeeper::ZooKeeperOptions};
 use dlock_core::{Client, Effect, ErrorKind, driver::DriverError};
 use dlock_zk::ZkDriver;
-use std::{net::TcpListener, path::Path, process::Command, sync::Arc, time::Duration};
+use std::{
+    net::TcpListener,
+    path::Path,
+    process::{self, Command},
+    sync::Arc,
+    time::Duration,
+};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
@@ -41,10 +47,10 @@ fn key(folder: &Path, name: &str) {
 
 /// A server with a second port for TLS.
 async fn secure_server(folder: &Path) -> (ZooKeeperServer, u16) {
-    let port = {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap().port()
-    };
+    // Above the ports of the testbed's servers, and below those that Linux uses for outgoing connections.
+    let first = 21_000 + u16::try_from(process::id() % 10_000).unwrap();
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let port = (first..32_000).find(is_free).expect("a free port");
     let options = ZooKeeperOptions {
         extra_lines: vec![
             "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory".into(),

@@ -12,9 +12,10 @@ use crate::{
     },
 };
 use clap::{Args, ValueEnum};
-use dlock::{Client, RetryClass, driver::Wake};
+use dlock::{Client, Guard, MAX_SHARERS, RetryClass, driver::Wake};
 use dlock_conformance::testbed::{Proxy, worker::Worker};
 use fastrand::Rng;
+use futures_util::future::try_join_all;
 use std::{collections::HashMap, fs, time::Duration};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
@@ -52,6 +53,8 @@ enum Pattern {
     Presence,
     /// 16 processes that want several of 8 names at once, in any order; now and then one is killed.
     Sets,
+    /// As many readers of one name as it takes at once, of one client, and a writer after them.
+    Crowd,
 }
 
 /// Runs a soak to its end; returns whether there was no finding.
@@ -89,6 +92,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
         }
         Pattern::Election => soak.depose(options.span).await?,
         Pattern::Presence => soak.take_over(options.span).await?,
+        Pattern::Crowd => soak.crowd(options.span).await?,
     }
     soak.end(options.pattern).await
 }
@@ -119,6 +123,7 @@ impl Soak {
             Pattern::Election => ("candidate", 5),
             Pattern::Presence => return self.begin_present().await,
             Pattern::Sets => ("set", 16),
+            Pattern::Crowd => return Ok(()),
         };
         for _ in 0..count {
             let worker = self.start(role)?;
@@ -228,6 +233,32 @@ impl Soak {
             );
         }
         self.times("until another leads", longest, "lease + poll", bound);
+        Ok(())
+    }
+
+    /// Fills a name with readers, as many as it takes: one more is refused, and after them a writer enters.
+    async fn crowd(&mut self, span: Duration) -> Result {
+        let end = Instant::now() + span;
+        let lock = self.client.rw_lock(work::name(&self.run, 0))?;
+        let (mut rounds, mut longest) = (0, Duration::ZERO);
+        while Instant::now() < end {
+            let began = Instant::now();
+            let readers = (0..MAX_SHARERS).map(|_| lock.read().acquire_timeout(END));
+            let guards = try_join_all(readers).await?;
+            longest = longest.max(began.elapsed());
+            if lock.read().try_acquire().await?.is_some() {
+                self.verdict
+                    .find(Found::TooMany, "a reader more was let in");
+            }
+            for lost in guards.iter().filter_map(|guard| guard.check().err()) {
+                self.verdict.find(Found::Worker, lost);
+            }
+            try_join_all(guards.into_iter().map(Guard::release)).await?;
+            let writer = lock.write().acquire_timeout(END).await?;
+            writer.release().await?;
+            rounds += 1;
+        }
+        println!("{rounds} times {MAX_SHARERS} readers, all inside after {longest:.1?} at most");
         Ok(())
     }
 

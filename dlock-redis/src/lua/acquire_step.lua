@@ -108,7 +108,7 @@ if waited then
     local refused, left = rest ~= -2, budget == 0
     place = me ~= '' and (stood or stand(me, place))
     if not refused then
-      local first = false
+      local first, peek = false, call
 --@tell
 --@serve
       if served then rest, all = accept, {'~r', served} end

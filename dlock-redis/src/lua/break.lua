@@ -7,7 +7,7 @@
 -- where no token is required. Answers what it did, the token, and 1 when the queue has more dead tickets than one
 -- script removes. A foreign key in the place of the queue is no error.
 local call, key, line, ends, counter = redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local me, budget = false, 32
+local me, budget, peek = false, 32, redis.pcall
 --@sound
 local token, last = call('HGET', key, '~t'), redis.pcall('GET', counter)
 if type(last) == 'table' then last = string.find(last.err, 'WRONGTYPE') and '' end
@@ -21,7 +21,7 @@ if anew then
 end
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local first = redis.pcall('ZRANGE', line, '0', '1')
+local first = peek('ZRANGE', line, '0', '1')
 --@tell
 --@serve
 if not (served or unserved) then redis.pcall('PUBLISH', 'redisson_lock__channel:' .. key, '0') end

@@ -6,6 +6,7 @@
 -- has more dead tickets than one script removes.
 local call, key, line, ends, ticket = redis.call, KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 local turn = ticket and call('HGET', key, '~r') == ticket
+if turn then call('DEL', key) end
 local led = ticket and call('ZRANGE', line, '0', '0')[1] == ticket
 if ticket then
   call('ZREM', line, ticket)
@@ -13,12 +14,14 @@ if ticket then
 end
 local budget = 32
 --@tell
-if turn then call('DEL', key)
-elseif call('EXISTS', key) == 1 then
-  if led then pcall(tell, 0) end
-  return 0
-elseif call('EXISTS', line) == 0 then return 0 end
-local time, me, first = call('TIME'), false, false
+if not turn then
+  if call('EXISTS', key) == 1 then
+    if led then pcall(tell, 0) end
+    return 0
+  end
+  if call('EXISTS', line) == 0 then return 0 end
+end
+local time, me, first, peek = call('TIME'), false, false, call
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 --@serve
 if unserved then return 1 end

@@ -69,7 +69,7 @@ local first = not unwaited and redis.pcall('ZRANGE', line, '0', '1')
 if first and first[1] then
   time = time or call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local me = false
+  local me, peek = false, redis.pcall
 --@tell
 --@serve
   if served then return 0 end

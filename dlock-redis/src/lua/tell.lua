@@ -17,7 +17,7 @@ local function tell(rest, head)
     head = head or call('ZRANGE', line, '0', '0')[1]
     if not head or push('F', head, ' ' .. rest .. ' ') > 0 then return end
     call('ZREM', line, head)
-    redis.pcall('HDEL', ends, head)
+    call('HDEL', ends, head)
     head, budget = nil, budget - 1
   end
 end

@@ -223,6 +223,25 @@ async fn what_fails_on_a_foreign_key_takes_nothing_and_leaves_no_key_without_an_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn beside_a_foreign_key_no_ticket_is_lost_and_no_turn_stays() {
+    let t = Testbed::start();
+    let [holder, waiter] = [t.client().await, t.client().await];
+    let inside = t.acquire(SECOND * 30);
+    holder.granted(&inside).await;
+    waiter.held(&waiter.waits(&t, 1)).await;
+    let _: () = t.raw().await.set(ENDS, "foreign").await.unwrap();
+    assert!(matches!(holder.release(&inside).await, Released::Freed));
+    let request = t.acquire(SECOND * 30);
+    let error = holder.driver.acquire(&request).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Misuse);
+    let stands = t.line().await[0].0.clone();
+    let _: () = t.raw().await.hset(KEY, "~r", stands).await.unwrap();
+    let left = waiter.driver.leave(&name(), ticket(1)).await;
+    assert_eq!(left.unwrap_err().kind(), ErrorKind::Misuse);
+    assert!(t.record().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_repeat_finds_its_hold_and_queues_its_next_ticket_once() {
     let t = Testbed::start();
     let [client, other] = [t.client().await, t.client().await];

@@ -129,7 +129,7 @@ struct State<B: Batch> {
     in_flight: usize,
     /// Grows when the requests in flight no longer count.
     age: u64,
-    /// The size of the last batch.
+    /// How many requests the last batch found, with those that it left.
     last: usize,
     alone_until: Option<Instant>,
     ids: u64,
@@ -211,7 +211,7 @@ impl<B: Batch> Batcher<B> {
         let Ok(runtime) = Handle::try_current() else {
             return Admission::Alone(None);
         };
-        // If requests wait already, a task is on its way to take them along.
+        // If requests wait already, a task or the next answer takes this one along.
         let begins = state.in_flight < policy.in_flight && state.waiting.is_empty();
         let (answer, receiver) = oneshot::channel();
         state.ids += 1;
@@ -333,8 +333,10 @@ impl<B: Batch> Inner<B> {
             goes
         });
         let load: Vec<_> = load.collect();
-        state.last = load.len();
-        if state.in_flight < self.policy.in_flight && !state.waiting.is_empty() {
+        state.last = load.len() + state.waiting.len();
+        // One more of the same name could only wait in the store for this one.
+        let is_other = |waiting: &Waiting<B>| !names.contains(B::name(&waiting.request));
+        if state.in_flight < self.policy.in_flight && state.waiting.iter().any(is_other) {
             state.in_flight += 1;
             self.carry_first(state);
         }

@@ -5,7 +5,6 @@ use dlock_core::driver::{WakeUp, kit::WakeUps};
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
-
 use tokio::task::unconstrained;
 
 /// One client's inbox for wake-ups, and what a test does to them on their way.

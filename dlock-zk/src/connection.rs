@@ -144,8 +144,6 @@ impl Lanes {
     }
 }
 
-impl Slot {}
-
 /// One session and its seats.
 pub(crate) struct Session {
     pub(crate) lane: Lane,

@@ -196,8 +196,6 @@ struct Shared {
     tally: Tally,
 }
 
-impl Shared {}
-
 async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     loop {

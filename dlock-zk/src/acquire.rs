@@ -3,7 +3,7 @@
 //! Turns the order of seats into grants. All attempts run under the gate of the lock name.
 
 use crate::{
-    commands::{self, Taken, Use, list_seats, read},
+    commands::{self, Taken, Use, list_seats},
     connection::Session,
     error::{contended, failed, is_open, late},
     line::{Line, stem},
@@ -114,9 +114,13 @@ impl Session {
                 info: Arc::clone(&req.info),
                 ..mine.clone()
             };
-            let (written, line) =
+            let (untouched, line) =
                 futures_util::join!(self.write_waits(&told), list_seats(&self.client, &folder));
-            written.map_err(failed)?;
+            if !untouched.map_err(failed)? && told.owner != mine.owner {
+                // Holds of the owner for whom it stood entered through it: they have, or had, its token.
+                self.remove(mine).await.map_err(failed)?;
+                return Ok(None);
+            }
             line
         };
         self.judge(req, mine.id, &line.map_err(unanswered)?, entered)
@@ -188,14 +192,7 @@ impl Session {
             return Ok(None);
         };
         match &mine.node {
-            Some(node) if line.is_first(node) => {
-                if line.of(node.number).len() > 1 && self.has_others_beside(req, node, line).await?
-                {
-                    self.remove(&mine).await.map_err(failed)?;
-                    return Ok(None);
-                }
-                self.inside(req, id, entered)
-            }
+            Some(node) if line.is_first(node) => self.inside(req, id, entered),
             Some(node) if line.find(&node.file).is_some() => {
                 self.behind(req, &mine, node, line, entered).await
             }
@@ -204,14 +201,6 @@ impl Session {
                 Ok(None)
             }
         }
-    }
-
-    /// Whether holds of another owner entered beside this seat, for whose task it stood before.
-    async fn has_others_beside(&self, req: &Acquire, node: &Node, line: &Line) -> Result<bool> {
-        let folder = self.root.folder(&req.name);
-        let taken = read(&self.client, &folder, line.of(node.number)).await;
-        let is_other = |taken: &Taken| taken.seat.file != node.file && !taken.is_of(req.owner);
-        Ok(taken.map_err(unanswered)?.iter().any(is_other))
     }
 
     /// Grants the lock to a seat with none ahead. That needs no request; the node's data follows it for other
@@ -263,11 +252,13 @@ impl Session {
         });
     }
 
-    /// Writes to the node of a seat that it waits, and for whom.
-    async fn write_waits(&self, told: &Mine) -> Result<(), Native> {
-        let file = told.node.as_ref().map_or("", |node| &node.file);
+    /// Writes to the node of a seat that it waits, and for whom. `false`: others may have entered through it before.
+    async fn write_waits(&self, told: &Mine) -> Result<bool, Native> {
+        let Some(node) = &told.node else {
+            return Ok(false);
+        };
         let (path, data) = (
-            self.path(&told.name, file),
+            self.path(&told.name, &node.file),
             told.record(Use::Waits).encode(),
         );
         // Even without an answer the data may say so.
@@ -281,12 +272,14 @@ impl Session {
             }
         });
         match written {
-            Ok(stat) => self.observe(&stat),
+            Ok(stat) => {
+                self.observe(&stat);
+                Ok(node.version.map(|count| count + 1) == Some(stat.version))
+            }
             // The listing or the watch shows as well that the seat is gone.
-            Err(Native::NoNode) => {}
-            Err(error) => return Err(error),
+            Err(Native::NoNode) => Ok(true),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
     /// Handles a seat with another one ahead: sets the watches, and checks whether the holder is the same
@@ -329,7 +322,7 @@ impl Session {
         let watching = self.watch_both(mine, &node.file, &ahead.file);
         let writing = async {
             match mine.waits {
-                true => Ok(()),
+                true => Ok(true),
                 false => self.write_waits(mine).await,
             }
         };

@@ -11,7 +11,7 @@ use crate::{
 };
 use dlock_core::{
     Effect, FencingToken, Instant, LockName, Mode,
-    driver::{Acquire, Acquired, DriverError, Held, Result},
+    driver::{Acquire, Acquired, DriverError, Held, Result, Ticket},
 };
 use std::{sync::Arc, time::Duration};
 use zookeeper_client::Error as Native;
@@ -65,12 +65,17 @@ impl Session {
         let fits = |mine: &Mine| !(enters && mine.is_sequential() && mine.phase.is_idle());
         let of_hold =
             |mine: &Mine| mine.is_hold(req.hold, req.owner) && !mine.phase.is_over() && fits(mine);
-        let waits = |mine: &Mine| !enters && mine.phase.is_idle() && mine.ticket == req.ticket;
+        let waits = |ticket| {
+            let is = move |mine: &Mine| !enters && mine.phase.is_idle() && mine.ticket == ticket;
+            ticket.and_then(|_: Ticket| self.seats.find(&req.name, is))
+        };
         // A sharer that entered has left the seat in which it waited.
         let entered = |mine: &Mine| of_hold(mine) && !mine.is_sequential();
-        let of_ticket = || req.ticket.and_then(|_| self.seats.find(&req.name, waits));
         let find = |is: &dyn Fn(&Mine) -> bool| self.seats.find(&req.name, is);
-        (find(&entered).or_else(|| find(&of_hold))).or_else(of_ticket)
+        (find(&entered).or_else(|| find(&of_hold)))
+            .or_else(|| waits(req.ticket))
+            // A grant whose answer came too late left the seat of the next waiter, who would now be ahead of this one.
+            .or_else(|| req.ticket.and_then(|_| waits(req.next_ticket)))
     }
 
     /// The incarnation in which this client already holds for that owner, and which it may re-enter.
@@ -114,13 +119,18 @@ impl Session {
                 info: Arc::clone(&req.info),
                 ..mine.clone()
             };
-            let (untouched, line) =
-                futures_util::join!(self.write_waits(&told), list_seats(&self.client, &folder));
-            if !untouched.map_err(failed)? && told.owner != mine.owner {
-                // Holds of the owner for whom it stood entered through it: they have, or had, its token.
+            let version = mine.node.as_ref().and_then(|node| node.version);
+            let only = (told.owner != mine.owner).then(|| version.unwrap_or(UNKNOWN));
+            let (written, line) = futures_util::join!(
+                self.write_waits(&told, only),
+                list_seats(&self.client, &folder)
+            );
+            if let Err(Native::BadVersion) = written {
+                // Holds of the owner for whom it stood may have entered through it: they have, or had, its token.
                 self.remove(mine).await.map_err(failed)?;
                 return Ok(None);
             }
+            written.map_err(failed)?;
             line
         };
         self.judge(req, mine.id, &line.map_err(unanswered)?, entered)
@@ -252,18 +262,16 @@ impl Session {
         });
     }
 
-    /// Writes to the node of a seat that it waits, and for whom. `false`: others may have entered through it before.
-    async fn write_waits(&self, told: &Mine) -> Result<bool, Native> {
-        let Some(node) = &told.node else {
-            return Ok(false);
-        };
+    /// Writes to the node of a seat that it waits, and for whom; with a version, if no other client wrote to it.
+    async fn write_waits(&self, told: &Mine, only: Option<i32>) -> Result<(), Native> {
+        let file = told.node.as_ref().map_or("", |node| &node.file);
         let (path, data) = (
-            self.path(&told.name, &node.file),
+            self.path(&told.name, file),
             told.record(Use::Waits).encode(),
         );
         // Even without an answer the data may say so.
         self.seats.change(told.id, |mine| mine.waits = true);
-        let written = self.client.set_data(&path, &data, None).await;
+        let written = self.client.set_data(&path, &data, only).await;
         self.seats.change(told.id, |mine| {
             mine.wrote(written.is_ok());
             if written.is_ok() {
@@ -272,14 +280,12 @@ impl Session {
             }
         });
         match written {
-            Ok(stat) => {
-                self.observe(&stat);
-                Ok(node.version.map(|count| count + 1) == Some(stat.version))
-            }
+            Ok(stat) => self.observe(&stat),
             // The listing or the watch shows as well that the seat is gone.
-            Err(Native::NoNode) => Ok(true),
-            Err(error) => Err(error),
+            Err(Native::NoNode) => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     /// Handles a seat with another one ahead: sets the watches, and checks whether the holder is the same
@@ -322,8 +328,8 @@ impl Session {
         let watching = self.watch_both(mine, &node.file, &ahead.file);
         let writing = async {
             match mine.waits {
-                true => Ok(true),
-                false => self.write_waits(mine).await,
+                true => Ok(()),
+                false => self.write_waits(mine, None).await,
             }
         };
         let looking = self.look(req, line, node.number);
@@ -364,6 +370,8 @@ pub(crate) fn unanswered(error: Native) -> DriverError {
     failed(error).with_effect(Effect::Unknown)
 }
 
+/// A version that no node has.
+const UNKNOWN: i32 = i32::MAX;
 /// The poll interval of waiters for which there is no room for watches.
 const UNWATCHED: Duration = Duration::from_secs(1);
 /// How often one request tries again because a seat changed meanwhile: each time another client made

@@ -99,6 +99,7 @@ fn main() -> ExitCode {
         a_permit_that_is_given_back_or_dies_goes_to_the_first_that_waits,
         of_many_that_try_at_once_as_many_enter_as_may,
         a_ticket_that_passes_to_a_writer_is_not_granted_beside_readers,
+        a_reader_does_not_wait_behind_the_seat_for_the_next_one,
     ));
     trials.extend(tests!(
         strange:

@@ -204,3 +204,28 @@ pub(crate) async fn a_ticket_that_passes_to_a_writer_is_not_granted_beside_reade
         assert!(passed.enters().await.token > token, "{name}");
     }
 }
+
+/// A reader whose hold lapsed before it knew of the grant asks again, and its client's next seat stands already.
+pub(crate) async fn a_reader_does_not_wait_behind_the_seat_for_the_next_one() {
+    let server = server(ZooKeeperOptions::default()).await;
+    let asker = async |hold| Asker::new(&server, "next", sharer(0), hold).await;
+    let (inside, mut late) = (asker(1).await, asker(2).await);
+    inside.is_granted().await;
+    let usual = late.ask.lease;
+    late.ask.lease = Lease::fixed(SESSION / 10);
+    [late.ask.ticket, late.ask.next_ticket] =
+        [5, 6].map(|ticket| NonZeroU64::new(ticket).map(Ticket));
+    late.is_granted().await;
+    let holds = async || {
+        let shown = inside.driver.inspect(&late.ask.name).await;
+        shown.unwrap().holds
+    };
+    let lapses = async {
+        while holds().await > 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SESSION * 10, lapses).await.expect("it lapses");
+    (late.ask.lease, late.ask.hold) = (usual, HoldId::from_bits(3));
+    late.is_granted().await;
+}

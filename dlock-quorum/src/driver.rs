@@ -139,7 +139,9 @@ impl DistributedLock for QuorumDriver {
                 Released::NotHeld { by } => not_held.push(by),
                 released => found.push(released),
             }
-            found.len() >= quorum || stores.outweighs(not_held.len())
+            let freed = freed(&found);
+            let is_clear = stores.outweighs(freed) || found.len() - freed >= quorum;
+            (is_clear && found.len() >= quorum) || stores.outweighs(not_held.len())
         });
         let failures = releasing.await;
         if stores.outweighs(not_held.len()) {
@@ -149,6 +151,10 @@ impl DistributedLock for QuorumDriver {
         // A store that lost the hold says so; the others may not have released it yet.
         if found.len() < quorum {
             return self.open(failures);
+        }
+        // A hold that no quorum can have is left over from a request that came late; its own client releases it.
+        if stores.outweighs(freed(&found)) {
+            return Ok(Released::Freed);
         }
         // Where stores differ, one had lost a hold that the others know.
         let most_left = found.into_iter().max_by_key(rank);
@@ -252,6 +258,12 @@ impl DistributedLock for QuorumDriver {
     async fn close(&self) {
         self.stores.close().await;
     }
+}
+
+/// How many stores have nothing left of it.
+fn freed(found: &[Released]) -> usize {
+    let freed = found.iter().filter(|it| matches!(it, Released::Freed));
+    freed.count()
 }
 
 /// How much of an incarnation a release left.

@@ -4,7 +4,7 @@
 
 use dlock_core::{
     Client, Clock, Effect, Error, ErrorKind, FencingToken, Guard, HoldId, Lease, LockName, Owner,
-    driver::{Acquire, Acquired, DistributedLock},
+    driver::{Acquire, Acquired, DistributedLock, Release, Released},
 };
 use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
 use dlock_quorum::{QuorumConfig, QuorumDriver, Store};
@@ -447,6 +447,35 @@ async fn what_a_minority_granted_is_taken_back_before_the_give_up_or_given_up() 
     assert_eq!(error.effect(), Effect::Unknown, "{error}");
     sleep(late).await;
     assert_eq!(bed.holds(0).await, 1, "the core asks again for this hold");
+}
+
+/// What a slow store took late of an earlier hold is no hold, until its client has released it there.
+#[tokio::test(start_paused = true)]
+async fn a_release_counts_only_holds_that_a_quorum_may_have() {
+    let bed = Bed::new();
+    let (driver, faults) = bed.driver_with_faults().await.unwrap();
+    let owner = Owner::from_seed("us");
+    let ask = |hold| {
+        let (hold, give_up) = (HoldId::from_bits(hold), bed.clock.now() + LEASE);
+        Acquire::new(name(), owner, hold, Lease::fixed(LEASE), give_up)
+    };
+    let release = |hold| Release::new(name(), owner, HoldId::from_bits(hold));
+    for left_at in [&[2][..], &[1, 2]] {
+        for at in left_at {
+            bed.store(*at).acquire(&ask(1)).await.unwrap();
+        }
+        // The store that tells most answers before one of the others.
+        faults[0].once(Call::Release, Fault::Slow(Duration::from_millis(20)));
+        driver.acquire(&ask(2)).await.unwrap();
+        let answer = driver.release(&release(2)).await.unwrap();
+        match left_at.len() {
+            1 => assert!(matches!(answer, Released::Freed), "{answer:?}"),
+            _ => assert!(matches!(answer, Released::StillHeld { .. }), "{answer:?}"),
+        }
+        for at in left_at {
+            bed.store(*at).release(&release(1)).await.unwrap();
+        }
+    }
 }
 
 /// A store may execute an acquire long after it was refused elsewhere.

@@ -196,7 +196,7 @@ async fn a_call_that_is_never_answered_delays_no_other_renewal() {
     let faults = driver.faults().clone();
     let client = Client::builder(driver).clock(clock).build().unwrap();
     let slow = client.lock("slow").unwrap().acquire().await.unwrap();
-    time::sleep(LEASE / 9).await;
+    time::sleep(LEASE * 8 / 36).await;
     let other = client.lock("other").unwrap().acquire().await.unwrap();
     // The first renewal of the first hold hangs; the other hold's is sent meanwhile.
     faults.once(Call::Renew, Fault::Never);
@@ -207,7 +207,7 @@ async fn a_call_that_is_never_answered_delays_no_other_renewal() {
         "{:?}",
         other.remaining()
     );
-    time::sleep(LEASE / 3).await;
+    time::sleep(LEASE / 2).await;
     assert_eq!(slow.state(), GuardState::Held, "the repeat came through");
 }
 

@@ -63,6 +63,7 @@ impl MemoryDriver {
         let mut capabilities = Capabilities::new("memory", store.label());
         capabilities.shares = true;
         capabilities.raises = true;
+        capabilities.renew_batch = 1_000;
         capabilities.wake = config.wake;
         capabilities.ordered = config.wake == Wake::Queue;
         Self {

@@ -11,10 +11,9 @@ use tokio::time;
 async fn a_thousand_holds_with_a_presence_cost_little_more_than_one() {
     let bench = Bench::new(Wake::Poll);
     let clock = bench.store.clock().clone();
-    let lease = Lease::renewed(600 * SECOND);
     let client = Client::builder(Arc::new(bench.driver()))
         .clock(clock.clone())
-        .lease(lease)
+        .lease(Lease::renewed(60 * SECOND))
         .presence(3 * SECOND)
         .build()
         .unwrap();
@@ -22,6 +21,7 @@ async fn a_thousand_holds_with_a_presence_cost_little_more_than_one() {
     for number in 0..1_000 {
         let lock = client.lock(format!("order:{number}")).unwrap();
         guards.push(lock.acquire().await.unwrap());
+        clock.sleep_until(clock.now() + SECOND / 200).await;
     }
     let executed = || -> u64 {
         Call::ALL

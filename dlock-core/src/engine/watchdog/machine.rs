@@ -189,7 +189,7 @@ impl<T: Clone> Machine<T> {
         let mut actions = Vec::new();
         let mut due = Vec::new();
         while let Some((at, key)) = self.timers.first().copied() {
-            if at > now && !self.may_join(key, now, due.len()) {
+            if at > now {
                 break;
             }
             self.timers.pop_first();
@@ -216,6 +216,7 @@ impl<T: Clone> Machine<T> {
                 due.push(key);
             }
         }
+        self.add_nearly_due(&mut due, now);
         self.send(due, now, &mut actions);
         actions
     }
@@ -300,17 +301,28 @@ impl<T: Clone> Machine<T> {
         self.entries.clear();
     }
 
-    /// Lets an entry that is nearly due join a batch that is due, so that holds taken one after the other
-    /// share batches.
-    fn may_join(&self, key: Key, now: Instant, gathered: usize) -> bool {
-        if gathered == 0 || gathered >= self.limit {
-            return false;
+    /// Fills a batch of what is due with what is due within half a renewal interval, so that holds taken one after the
+    /// other share batches from then on.
+    fn add_nearly_due(&self, due: &mut Vec<Key>, now: Instant) {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut within = Duration::ZERO;
+        for entry in due.iter().map(|key| &self.entries[key]) {
+            let group = entry.group(now);
+            if !groups.contains(&group) {
+                groups.push(group);
+                within = within.max(entry.half_interval());
+            }
         }
-        self.entries.get(&key).is_some_and(|entry| {
+        let soon = self.timers.iter();
+        let soon = soon.take_while(|(at, _)| at.since(now) <= within);
+        let nearly = soon.filter_map(|(at, key)| {
+            let entry = &self.entries[key];
             let idle = entry.under_way.is_none() && entry.failures == 0;
-            let every = Lease::renew_every(entry.watched.renewal.length);
-            idle && entry.timer.since(now) <= every / 8
-        })
+            let joins = idle && at.since(now) <= entry.half_interval();
+            (joins && groups.contains(&entry.group(now))).then_some(*key)
+        });
+        let room = self.limit.saturating_sub(due.len());
+        due.extend(nearly.take(room));
     }
 
     fn send(&mut self, due: Vec<Key>, now: Instant, actions: &mut Vec<Action<T>>) {
@@ -318,9 +330,7 @@ impl<T: Clone> Machine<T> {
         let mut full = Vec::new();
         for key in due {
             let entry = &self.entries[&key];
-            let watched = &entry.watched;
-            let length = entry.watched.renewal.length.as_millis().max(1).ilog2();
-            let group = (watched.lane, length, entry.ask(now).is_some());
+            let (watched, group) = (&entry.watched, entry.group(now));
             let limit = self.limit;
             // A name occurs once in a batch: two holds of one lock go in two batches.
             let place = open.iter().position(|(other, names, keys)| {
@@ -392,6 +402,15 @@ impl<T: Clone> Machine<T> {
 }
 
 impl<T> Entry<T> {
+    fn group(&self, now: Instant) -> Group {
+        let length = self.watched.renewal.length.as_millis().max(1).ilog2();
+        (self.watched.lane, length, self.ask(now).is_some())
+    }
+
+    fn half_interval(&self) -> Duration {
+        Lease::renew_every(self.watched.renewal.length) / 2
+    }
+
     /// The lease to ask for: not much beyond the end, where there is one, and none where the deadline has
     /// reached it.
     fn ask(&self, now: Instant) -> Option<Duration> {

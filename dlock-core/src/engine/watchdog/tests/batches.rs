@@ -70,12 +70,22 @@ fn no_name_stands_twice_in_a_batch() {
 #[test]
 fn what_is_nearly_due_goes_along() {
     let mut bench = Bench::new();
-    for (what, sent) in [(1, 0), (2, 12), (3, 13)] {
+    for (what, sent) in [(1, 0), (2, 50), (3, 51)] {
         bench.watch(kept(what, sent));
     }
-    // An eighth of 100 ms is 12.5.
+    // Within half of the 100 ms between two renewals.
     assert_eq!(batches(bench.tick(100)), [(Lane(0), vec![1, 2])]);
-    assert_eq!(bench.next(), Some(113));
+}
+
+#[test]
+fn what_shares_no_batch_with_what_is_due_waits_for_its_own_time() {
+    let mut bench = Bench::new();
+    let mut other = kept(1, 0);
+    other.lane = Lane(1);
+    bench.watch(other);
+    bench.watch(kept(2, 1));
+    assert_eq!(batches(bench.tick(100)), [(Lane(1), vec![1])]);
+    assert_eq!(bench.next(), Some(101));
 }
 
 #[test]

@@ -165,7 +165,7 @@ impl DistributedLock for ZkDriver {
         let (runtime, name) = (session.runtime.clone(), name.clone());
         let leaving = async move {
             let _gate = session.gate(&name).await;
-            let stands = |mine: &Mine| mine.ticket == Some(ticket) && mine.held_until().is_none();
+            let stands = |mine: &Mine| mine.ticket == Some(ticket) && mine.phase.is_idle();
             match session.seats.find(&name, stands) {
                 Some(mine) => session.remove(&mine).await.map_err(failed),
                 None => Ok(()),

@@ -379,13 +379,14 @@ impl Ctx {
         &self.0.counts
     }
 
-    /// Waits until those clients rest, and compares what they counted. A wrong driver may count anything.
+    /// Waits until those clients rest, and compares what they counted with what their callers saw. With a wrong driver
+    /// they may count anything.
     pub(crate) async fn counted(&self) -> Result {
         if self.0.mutation.is_some() {
             return Ok(());
         }
         let counts = self.counts();
-        let rest = self.until("gauges are 0", self.answer(), || counts.are_at_rest());
+        let rest = self.until("its clients rest", self.answer(), || counts.are_at_rest());
         rest.await
             .and_then(|()| counts.agree(&self.0.prefix))
             .map_err(|failure| Failure::new(format!("{failure}; counted: {counts}")))

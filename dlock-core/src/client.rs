@@ -449,6 +449,7 @@ impl ClientBuilder {
         let presences = self.presence.map(|length| Presences::new(length, &caps));
         let presences = presences.transpose()?;
         let (deadlines, timing) = Deadlines::start(&self.clock, &handle);
+        let classes = Classes::new(caps.backend);
         let engine = Arc::new(Engine {
             watchdog: Arc::new(Watchdog::new(caps.renew_batch)),
             store: caps.store.as_str().into(),
@@ -456,6 +457,7 @@ impl ClientBuilder {
                 handle: handle.clone(),
                 clock: self.clock.clone(),
                 deadlines,
+                metrics: classes.store.clone(),
             }),
             info: Arc::new(self.info),
             cleanup: Cleanup::default(),
@@ -471,7 +473,7 @@ impl ClientBuilder {
             table: Mutex::default(),
             random: Random::new(self.seed)?,
             tickets: AtomicU64::new(1),
-            classes: Classes::new(caps.backend),
+            classes,
             tasks: Mutex::default(),
             driver: self.driver,
             clock: self.clock,

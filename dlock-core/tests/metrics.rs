@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use dlock_core::{Client, Clock, Error, Lease, driver::Wake};
-use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore};
+use dlock_core::{Client, Clock, Error, ErrorKind, GuardState, Lease, driver::Wake};
+use dlock_memory::{Call, Fault, Faults, MemoryConfig, MemoryDriver, MemoryStore, WakeUpFault};
 use metrics_util::{
     MetricKind,
     debugging::{DebugValue, DebuggingRecorder, Snapshotter},
@@ -44,7 +44,8 @@ impl Bench {
     }
 }
 
-/// Counters and gauges that are not 0 and the lengths of histograms, by name and labels.
+/// Counters and gauges that are not 0 and the lengths of histograms, by name and labels. To count them begins anew
+/// with each reading.
 #[derive(Debug)]
 struct Counts(BTreeMap<String, f64>);
 
@@ -212,11 +213,111 @@ async fn every_hold_is_counted_once_with_its_end() -> Result<(), Error> {
     assert!(of("renewed") >= Some(4.0), "{renewals:?}");
     let requests = counts.under("dlock_request_seconds memory ");
     assert!(requests.contains(&("release ok", 6.0)), "{requests:?}");
-    assert!(
-        requests.iter().any(|(of, _)| *of == "renew unknown"),
-        "{requests:?}"
+    let unknown = requests.iter().find(|(of, _)| *of == "renew unknown");
+    let unknown = unknown.map(|(_, count)| ("", *count));
+    assert_eq!(
+        counts.under("dlock_abandoned_calls_total memory"),
+        [unknown.unwrap()]
     );
     counts.nothing_is_in_a_gauge();
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_release_is_counted_once_with_its_outcome() -> Result<(), Error> {
+    let bench = Bench::new();
+    let (client, faults) = bench.client();
+    let lock = client.lock("orders:42")?;
+
+    let outer = lock.acquire().await?;
+    lock.join(&outer.pass()?).await?.release().await?;
+    outer.release().await?;
+    let nightly = client.lock("nightly")?.min_hold(SECOND);
+    nightly.acquire().await?.release().await?;
+    drop(lock.acquire().await?);
+    time::sleep(SECOND).await;
+    let guard = lock.acquire().await?;
+    client.admin().break_lock("orders:42", None).await?;
+    guard.release().await.unwrap_err();
+    let guard = lock.acquire().await?;
+    faults.always(Call::Release, Fault::NeverExecuted);
+    let unanswered = guard.release().await.unwrap_err();
+    assert_eq!(unanswered.kind(), ErrorKind::Indeterminate);
+    faults.clear();
+    time::sleep(LEASE * 5).await; // it goes on in the background
+
+    let counts = bench.counts();
+    let outcomes = [
+        "dropped",
+        "indeterminate",
+        "lost",
+        "min_hold",
+        "released",
+        "still_held",
+    ];
+    assert_eq!(
+        counts.under("dlock_release_total memory "),
+        outcomes.map(|outcome| (outcome, 1.0))
+    );
+    counts.nothing_is_in_a_gauge();
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_uncertain_in_the_gauge_until_it_is_renewed_or_over() -> Result<(), Error> {
+    let bench = Bench::new();
+    let (client, faults) = bench.client();
+    let guards = [
+        client.lock("a")?.acquire().await?,
+        client.lock("b")?.acquire().await?,
+    ];
+    // By how much the gauge has changed when no guard is in this state any more.
+    let change_after = async |state: GuardState| {
+        while guards.iter().any(|guard| guard.state() == state) {
+            time::sleep(SECOND / 100).await;
+        }
+        let counts = bench.counts();
+        let change = counts.under("gauge dlock_uncertain memory");
+        change.first().map(|(_, change)| *change)
+    };
+
+    faults.always(Call::Renew, Fault::ErrorBefore);
+    assert_eq!(change_after(GuardState::Held).await, Some(2.0));
+    faults.clear();
+    assert_eq!(change_after(GuardState::Uncertain).await, Some(-2.0));
+    assert!(guards.iter().all(|guard| guard.state() == GuardState::Held));
+    faults.always(Call::Renew, Fault::ErrorBefore);
+    assert_eq!(change_after(GuardState::Held).await, Some(2.0));
+    let [released, lost] = guards;
+    released.release().await?;
+    lost.lost().await;
+    let counts = bench.counts();
+    assert_eq!(counts.under("gauge dlock_uncertain memory"), [("", -2.0)]);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_poll_is_counted_with_its_cause_and_a_wake_up_with_its_kind() -> Result<(), Error> {
+    let bench = Bench::new();
+    let ((holder, _), (waiter, faults)) = (bench.client(), bench.client());
+    let guard = holder.lock("orders:42")?.acquire().await?;
+    faults.wake_ups(WakeUpFault::Lose);
+    let waiting = tokio::spawn(waiter.lock("orders:42")?.acquire());
+    time::sleep(LEASE * 7 / 6).await; // between two polls
+    let counts = bench.counts();
+    let polls = counts.under("dlock_poll_total memory ");
+    assert!(
+        matches!(polls[..], [("timer", count)] if count > 1.0),
+        "{polls:?}"
+    );
+
+    faults.wake_ups(WakeUpFault::Deliver);
+    guard.release().await?;
+    waiting.await.unwrap()?.release().await?;
+    let counts = bench.counts();
+    let polls = counts.under("dlock_poll_total memory ");
+    assert!(polls.contains(&("wake_up", 1.0)), "{polls:?}");
+    assert_eq!(counts.under("dlock_wake_up_total memory "), [("turn", 1.0)]);
     Ok(())
 }
 

@@ -7,9 +7,10 @@ use super::{
     gated_driver::{CallOutcome, Step},
     task::polled,
     test_client::{TestClient, frees, held, stays_held},
+    test_lock::TestLock,
 };
 use crate::{Ctx, Result, case::cases, in_time, same};
-use dlock_core::{Lease, Lock, LockName, LossReason};
+use dlock_core::{Lease, LockName, LossReason};
 use futures_util::{StreamExt, TryStreamExt, future::ready, stream};
 use std::{future::IntoFuture, time::Duration};
 use tokio::sync::Mutex;
@@ -32,19 +33,19 @@ cases! {
 }
 
 async fn try_acquire_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    let tries = |lock: Lock| async move { matches!(lock.try_acquire().await, Ok(Some(_))) };
+    let tries = |lock: TestLock| async move { matches!(lock.try_acquire().await, Ok(Some(_))) };
     acquires(&ctx, &[Step::Acquire, Step::Release], tries).await
 }
 
 async fn acquire_of_a_free_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
     let steps = [Step::Acquire, Step::Release, Step::Leave];
-    let acquiring = |lock: Lock| async move { lock.acquire().await.is_ok() };
+    let acquiring = |lock: TestLock| async move { lock.acquire().await.is_ok() };
     acquires(&ctx, &steps, acquiring).await
 }
 
 async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
     let owner = TestClient::new(&ctx).await?.inner.owner();
-    let acquiring = |lock: Lock| async move { lock.with_owner(&owner).acquire().await.is_ok() };
+    let acquiring = |lock: TestLock| async move { lock.with_owner(&owner).acquire().await.is_ok() };
     acquires(&ctx, &[Step::Acquire, Step::Release], acquiring).await
 }
 
@@ -344,7 +345,7 @@ const AT_ONCE: usize = 12;
 async fn acquires<A>(
     ctx: &Ctx,
     steps: &[Step],
-    acquire: impl Fn(Lock) -> A + Copy + Send + Sync,
+    acquire: impl Fn(TestLock) -> A + Copy + Send + Sync,
 ) -> Result
 where
     A: Future<Output = bool> + Send,

@@ -6,9 +6,10 @@ use super::{
     test_client::{
         EXPIRED, NOT_HELD, ONE_LEFT, TestClient, fails, frees, held, is_lost, not_lost, stays_held,
     },
+    test_lock::TestLock,
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
-use dlock_core::{Error, ErrorKind, Guard, GuardState, Lock, LockName, LossReason};
+use dlock_core::{Error, ErrorKind, Guard, GuardState, LockName, LossReason};
 use std::{
     future::pending,
     sync::{
@@ -237,7 +238,7 @@ async fn a_fixed_lease_whose_record_is_gone_is_lost_within_a_third(ctx: Ctx) -> 
 
 /// A lock that is broken and acquired by another client is lost to its holder a third of its lease
 /// later.
-async fn broken(ctx: &Ctx, lock: impl Fn(&TestClient, &LockName) -> Result<Lock>) -> Result {
+async fn broken(ctx: &Ctx, lock: impl Fn(&TestClient, &LockName) -> Result<TestLock>) -> Result {
     let ([client, other], name) = TestClient::several(ctx).await?;
     let guard = client.take(&lock(&client, &name)?).await?;
     other.breaks(&name, Some(guard.token())).await?;

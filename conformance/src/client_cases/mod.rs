@@ -26,6 +26,7 @@ mod storm;
 pub(crate) mod task;
 mod terms;
 mod test_client;
+mod test_lock;
 mod wait;
 
 use crate::case::Case;

@@ -1,8 +1,8 @@
 //! `mutex`: holders that go through a client exclude each other.
 
-use super::test_client::TestClient;
+use super::{test_client::TestClient, test_lock::TestLock};
 use crate::{Ctx, Result, case::cases, same};
-use dlock_core::{Error, Lock};
+use dlock_core::Error;
 use futures_util::future::try_join_all;
 use std::sync::{
     Arc,
@@ -30,7 +30,7 @@ async fn clients_never_lose_a_count(ctx: Ctx) -> Result {
 }
 
 /// Adds to a counter that only the lock protects.
-async fn add(lock: Lock, counter: Arc<AtomicU32>) -> Result<(), Error> {
+async fn add(lock: TestLock, counter: Arc<AtomicU32>) -> Result<(), Error> {
     for _ in 0..TURNS {
         let guard = lock.acquire().await?;
         let before = counter.load(SeqCst);

@@ -3,10 +3,11 @@
 use super::{
     gated_driver::{CallOutcome, Step},
     test_client::{ABSENT, TestClient, fails, frees, stays_held},
+    test_lock::TestLock,
 };
 use crate::{Ctx, Failure, Result, case::cases, ctx::several, ensure, same};
 use dlock_core::{
-    DEFAULT_POLL_INTERVAL, ErrorKind, HoldId, Lease, Lock, LockName, LossReason, Owner, Snapshot,
+    DEFAULT_POLL_INTERVAL, ErrorKind, HoldId, Lease, LockName, LossReason, Owner, Snapshot,
 };
 use futures_util::TryStreamExt;
 use std::{sync::Arc, time::Duration};
@@ -230,8 +231,8 @@ async fn a_presence_that_is_broken_is_a_loss(ctx: Ctx) -> Result {
 async fn a_lock_that_may_outlive_its_client_does_not_depend_on_its_presence(ctx: Ctx) -> Result {
     let (client, [other], _) = beside(&ctx).await?;
     let text = ctx.text();
-    let owned = |lock: Lock| lock.with_owner(&Owner::from_seed(&text));
-    let kinds: [fn(&Ctx, Lock) -> Lock; 2] = [
+    let owned = |lock: TestLock| lock.with_owner(&Owner::from_seed(&text));
+    let kinds: [fn(&Ctx, TestLock) -> TestLock; 2] = [
         |ctx, lock| lock.lease(Lease::fixed(ctx.long())),
         |ctx, lock| lock.min_hold(ctx.short()),
     ];

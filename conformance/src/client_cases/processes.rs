@@ -230,7 +230,7 @@ async fn permits_of_killed_processes_come_back_and_are_never_too_many(ctx: Ctx) 
     for other in &mut others {
         other.expect("done", bound).await?;
     }
-    let permit = client.inner.semaphore(&name, PERMITS)?;
+    let permit = client.noted(client.inner.semaphore(&name, PERMITS)?);
     let mut guards = Vec::new();
     for _ in 0..PERMITS {
         guards.push(permit.acquire_timeout(bound).await?);
@@ -247,7 +247,7 @@ async fn a_stopped_reader_says_lost_before_its_next_write(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
     let (_folder, path) = file()?;
     let worker = inside(&ctx, "client_read", &name, &path).await?;
-    let beside = client.inner.rw_lock(&name)?.read();
+    let beside = client.noted(client.inner.rw_lock(&name)?.read());
     let beside = client.take(&beside).await?;
     stop(&ctx, &worker, &client).await?;
     ctx.time_passes(ctx.kept()).await;

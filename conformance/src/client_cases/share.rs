@@ -1,8 +1,11 @@
 //! `share`: readers, writers and holders of permits, as clients have them.
 
-use super::test_client::{POLL, TestClient, Waiter, fails};
+use super::{
+    test_client::{POLL, TestClient, Waiter, fails},
+    test_lock::TestLock,
+};
 use crate::{Ctx, Result, case::cases, ensure, same};
-use dlock_core::{ErrorKind, Guard, Lock, LockName, Mode, driver::Wake};
+use dlock_core::{ErrorKind, Guard, LockName, Mode, driver::Wake};
 use std::{
     sync::atomic::{AtomicU32, Ordering::SeqCst},
     time::Duration,
@@ -31,12 +34,12 @@ async fn readers_and_a_writer_take_turns(ctx: Ctx) -> Result {
         (Some(Mode::Shared), 2),
     )?;
     let writer = there.waits(writing(&there, &name)?).await?;
-    let late = here.inner.rw_lock(&name)?.read().try_acquire().await?;
+    let late = reading(&here, &name)?.try_acquire().await?;
     ensure(late.is_none(), "a reader passed a writer who waits")?;
     drop(one);
     two.release().await?;
     let writer = writer.done(ctx.answer() + POLL).await??;
-    let reader = here.waits(here.inner.rw_lock(&name)?.read()).await?;
+    let reader = here.waits(reading(&here, &name)?).await?;
     writer.release().await?;
     reader.served(ctx.answer() + POLL).await
 }
@@ -46,8 +49,7 @@ async fn readers_that_wait_enter_together(ctx: Ctx) -> Result {
     let writer = here.acquire(&name).await?;
     let mut waiting: Vec<Waiter> = Vec::new();
     for client in [&there, &here, &there, &here, &there] {
-        let lock = client.inner.rw_lock(&name)?.read();
-        waiting.push(ctx.spawn(lock.acquire()));
+        waiting.push(ctx.spawn(reading(client, &name)?.acquire()));
     }
     ctx.would_show_within(Duration::from_millis(10)).await; // they are queued
     writer.release().await?;
@@ -86,7 +88,7 @@ async fn a_reader_behind_a_writer_that_gives_up_enters_at_once(ctx: Ctx) -> Resu
         let name = ctx.name()?;
         let inside = read(&there, &name).await?;
         let writer = here.waits(writing(&here, &name)?).await?;
-        let reader = ctx.spawn(behind.inner.rw_lock(&name)?.read().acquire());
+        let reader = ctx.spawn(reading(behind, &name)?.acquire());
         ctx.would_show_within(Duration::from_millis(10)).await; // the reader is behind it
         drop(writer);
         // Far less than a poll.
@@ -133,32 +135,36 @@ async fn who_disagree_about_the_permits_are_told(ctx: Ctx) -> Result {
 
 async fn a_reader_neither_enters_again_nor_becomes_a_writer(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
-    let lock = client.inner.rw_lock(&name)?;
-    let reader = lock.read().acquire().await?;
-    let upgraded = ctx.answered(reader.scope(lock.write().acquire())).await?;
+    let (reads, writes) = (reading(&client, &name)?, writing(&client, &name)?);
+    let reader = reads.acquire().await?;
+    let upgraded = ctx.answered(reader.scope(writes.acquire())).await?;
     fails(ErrorKind::Misuse, upgraded)?;
     // Its incarnation may outlive its own hold, so it is not entered by it either.
-    let again = ctx.answered(reader.scope(lock.read().acquire())).await?;
+    let again = ctx.answered(reader.scope(reads.acquire())).await?;
     fails(ErrorKind::Misuse, again)?;
     fails(ErrorKind::Misuse, reader.pass())?;
-    let kept = lock.read().min_hold(ctx.short());
+    let kept = reads.clone().min_hold(ctx.short());
     fails(ErrorKind::Misuse, ctx.answered(kept.acquire()).await?)?;
-    let none = lock.read().min_hold(Duration::ZERO);
+    let none = reads.clone().min_hold(Duration::ZERO);
     drop(ctx.answered(none.acquire()).await??);
     reader.release().await?;
-    let writer = ctx.answered(lock.write().acquire()).await??;
-    let inside = ctx.answered(writer.scope(lock.read().acquire())).await??;
+    let writer = ctx.answered(writes.acquire()).await??;
+    let inside = ctx.answered(writer.scope(reads.acquire())).await??;
     same("the token", inside.token(), writer.token())
 }
 
 async fn read(client: &TestClient, name: &LockName) -> Result<Guard> {
-    client.take(&client.inner.rw_lock(name)?.read()).await
+    client.take(&reading(client, name)?).await
 }
 
-fn writing(client: &TestClient, name: &LockName) -> Result<Lock> {
-    Ok(client.inner.rw_lock(name)?.write())
+fn reading(client: &TestClient, name: &LockName) -> Result<TestLock> {
+    Ok(client.noted(client.inner.rw_lock(name)?.read()))
 }
 
-fn permit(client: &TestClient, name: &LockName, of: u32) -> Result<Lock> {
-    Ok(client.inner.semaphore(name, of)?)
+fn writing(client: &TestClient, name: &LockName) -> Result<TestLock> {
+    Ok(client.noted(client.inner.rw_lock(name)?.write()))
+}
+
+fn permit(client: &TestClient, name: &LockName, of: u32) -> Result<TestLock> {
+    Ok(client.noted(client.inner.semaphore(name, of)?))
 }

@@ -4,9 +4,10 @@
 use super::{
     gated_driver::{CallOutcome, Step},
     test_client::TestClient,
+    test_lock::TestLock,
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
-use dlock_core::{Guard, Lock};
+use dlock_core::Guard;
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
@@ -51,7 +52,7 @@ async fn a_storm_admits_one_holder_at_a_time(ctx: Ctx) -> Result {
 }
 
 /// A few turns, with acquires cancelled in between.
-async fn turns(ctx: Ctx, lock: Lock, inside: Inside) -> Result {
+async fn turns(ctx: Ctx, lock: TestLock, inside: Inside) -> Result {
     let step = ctx.short() / 100;
     for turn in 0..4 {
         let waiting = lock.acquire_timeout(step * (turn + 1));

@@ -3,6 +3,7 @@
 use super::{
     gated_driver::{GatedDriver, Step},
     task::Task,
+    test_lock::TestLock,
 };
 use crate::{
     Ctx, Failure, Faults, Result,
@@ -85,22 +86,27 @@ impl TestClient {
     }
 
     /// A lock with a renewed lease that does not end during a case.
-    pub(crate) fn lock(&self, name: &LockName) -> Result<Lock> {
-        Ok(self.inner.lock(name.as_str())?)
+    pub(crate) fn lock(&self, name: &LockName) -> Result<TestLock> {
+        Ok(self.noted(self.inner.lock(name.as_str())?))
+    }
+
+    /// A lock whose acquires are noted.
+    pub(crate) fn noted(&self, lock: Lock) -> TestLock {
+        TestLock::new(lock, &self.ctx)
     }
 
     /// A lock with a short renewed lease.
-    pub(crate) fn short(&self, name: &LockName) -> Result<Lock> {
+    pub(crate) fn short(&self, name: &LockName) -> Result<TestLock> {
         Ok(self.lock(name)?.lease(Lease::renewed(self.ctx.short())))
     }
 
     /// A lock with a lease that is certainly renewed in time: see [`Ctx::kept`].
-    pub(crate) fn kept(&self, name: &LockName) -> Result<Lock> {
+    pub(crate) fn kept(&self, name: &LockName) -> Result<TestLock> {
         Ok(self.lock(name)?.lease(Lease::renewed(self.ctx.kept())))
     }
 
     /// A lock with a short fixed lease.
-    pub(crate) fn fixed(&self, name: &LockName) -> Result<Lock> {
+    pub(crate) fn fixed(&self, name: &LockName) -> Result<TestLock> {
         Ok(self.lock(name)?.lease(Lease::fixed(self.ctx.short())))
     }
 
@@ -112,7 +118,7 @@ impl TestClient {
 
     /// The same with the terms of this lock.
     #[track_caller]
-    pub(crate) fn take<'a>(&'a self, lock: &'a Lock) -> Expected<'a, Guard> {
+    pub(crate) fn take<'a>(&'a self, lock: &'a TestLock) -> Expected<'a, Guard> {
         seen_from_here(async move {
             let taken = self.ctx.answered(lock.try_acquire()).await??;
             taken.ok_or_else(|| Failure::new(format!("{:?} should be free", lock.name())))
@@ -158,7 +164,7 @@ impl TestClient {
 
     /// A waiter whose first request has been answered: before that another client may come first.
     #[track_caller]
-    pub(crate) fn waits(&self, lock: Lock) -> Expected<'_, Waiter> {
+    pub(crate) fn waits(&self, lock: TestLock) -> Expected<'_, Waiter> {
         let answered = self.gate.answered(Step::Acquire);
         seen_from_here(async move {
             let waiting = self.ctx.spawn(lock.acquire());
@@ -215,7 +221,7 @@ impl fmt::Debug for TestClient {
 #[track_caller]
 pub(crate) fn held<const N: usize>(
     ctx: &Ctx,
-    kind: fn(&TestClient, &LockName) -> Result<Lock>,
+    kind: fn(&TestClient, &LockName) -> Result<TestLock>,
 ) -> Expected<'_, ([TestClient; N], LockName, Guard)> {
     seen_from_here(async move {
         let (clients, name) = TestClient::several(ctx).await?;

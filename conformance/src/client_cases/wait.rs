@@ -4,10 +4,11 @@
 use super::{
     gated_driver::Step,
     test_client::{OUT_OF_TIME, POLL, TestClient, Waiter, ends, fails, frees, held},
+    test_lock::TestLock,
 };
 use crate::{Ctx, Failure, Result, case::cases, ensure, same};
 use dlock_core::{
-    ErrorKind, Lock, LockName,
+    ErrorKind, LockName,
     driver::{Lane, Ticket, Wake, WakeUp},
 };
 use parking_lot::Mutex;
@@ -275,7 +276,7 @@ struct Order {
 
 impl Order {
     /// Waits for a turn in a task, which has entered the queue when this returns.
-    async fn wait(&mut self, ctx: &Ctx, lock: Lock, number: usize) {
+    async fn wait(&mut self, ctx: &Ctx, lock: TestLock, number: usize) {
         let granted = Arc::clone(&self.granted);
         let waiting = ctx.begin(async move {
             let guard = lock.acquire().await?;

@@ -6,6 +6,7 @@
 use crate::{
     clock::{Clock, Instant},
     driver::kit::Deadlines,
+    engine::metrics::StoreMetrics,
 };
 use futures_util::FutureExt;
 use std::{
@@ -33,6 +34,7 @@ pub(crate) struct CallContext {
     pub(crate) handle: Handle,
     pub(crate) clock: Clock,
     pub(crate) deadlines: Arc<Deadlines>,
+    pub(crate) metrics: StoreMetrics,
 }
 
 /// The unfinished rest of a call.
@@ -125,6 +127,7 @@ impl<T: Send + 'static> Drop for Call<T> {
                 biased;
                 _ = rest => {}
                 () = calls.clock.sleep_until(end) => {
+                    calls.metrics.abandoned();
                     tracing::debug!("a call was not answered {ABANDON_AFTER:?} after its give-up and is abandoned");
                 }
             }

@@ -214,11 +214,11 @@ impl Hold {
     pub(crate) fn renewed(&self, deadline: Instant) -> bool {
         self.deadline.fetch_max(deadline.as_nanos(), SeqCst);
         self.told.store(false, SeqCst);
-        let before = self
-            .phase
-            .compare_exchange(UNCERTAIN, HELD, SeqCst, SeqCst)
-            .unwrap_or_else(|phase| phase);
-        matches!(before, HELD | UNCERTAIN)
+        let before = self.phase.compare_exchange(UNCERTAIN, HELD, SeqCst, SeqCst);
+        if before.is_ok() {
+            self.class.certain();
+        }
+        matches!(before, Ok(_) | Err(HELD))
     }
 
     /// Records whether the watchdog ran too late when it last had to judge the hold.
@@ -230,7 +230,10 @@ impl Hold {
     /// hold is no longer held.
     pub(crate) fn doubt(&self) -> Option<bool> {
         match self.phase.compare_exchange(HELD, UNCERTAIN, SeqCst, SeqCst) {
-            Ok(_) => Some(true),
+            Ok(_) => {
+                self.class.uncertain();
+                Some(true)
+            }
             Err(UNCERTAIN) => Some(false),
             Err(_) => None,
         }
@@ -277,9 +280,7 @@ impl Hold {
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let place = REASONS.iter().position(|r| *r == reason).unwrap_or(0);
         let lost = LOST + u8::try_from(place).unwrap_or(0);
-        let did = self.phase.fetch_update(SeqCst, SeqCst, |phase| {
-            matches!(phase, HELD | UNCERTAIN).then_some(lost)
-        });
+        let did = self.leave_for(lost);
         // A running watchdog marks a hold uncertain long before its deadline.
         let due = self.lease().is_renewed() && self.end().is_none_or(|end| self.deadline() < end);
         let unseen = did == Ok(HELD) || (did == Ok(UNCERTAIN) && self.stalled.load(SeqCst));
@@ -290,6 +291,17 @@ impl Hold {
             self.lost.notify_waiters();
         }
         did.is_ok()
+    }
+
+    /// Ends the phases in which it is held. Returns the phase before: as an error if it was not held any more.
+    fn leave_for(&self, phase: u8) -> Result<u8, u8> {
+        let before = self.phase.fetch_update(SeqCst, SeqCst, |before| {
+            matches!(before, HELD | UNCERTAIN).then_some(phase)
+        });
+        if before == Ok(UNCERTAIN) {
+            self.class.certain();
+        }
+        before
     }
 
     /// Whether it, or the presence that it depends on, was lost because nothing ran that could have renewed it.
@@ -306,9 +318,7 @@ impl Hold {
     /// Begins the release of the hold, after which it can no longer be lost. Returns the state before.
     pub(crate) fn releasing(&self, now: Instant) -> GuardState {
         let before = self.state_at(now);
-        let _ = self.phase.fetch_update(SeqCst, SeqCst, |phase| {
-            matches!(phase, HELD | UNCERTAIN).then_some(RELEASING)
-        });
+        let _ = self.leave_for(RELEASING);
         before
     }
 
@@ -335,10 +345,7 @@ impl Hold {
         match self.state(clock) {
             GuardState::Lost(reason) => Err(reason),
             _ => self
-                .phase
-                .fetch_update(SeqCst, SeqCst, |phase| {
-                    matches!(phase, HELD | UNCERTAIN).then_some(DETACHED)
-                })
+                .leave_for(DETACHED)
                 .map(drop)
                 .map_err(|_| LossReason::Deadline),
         }
@@ -390,5 +397,13 @@ impl Hold {
                 }
             }
         }
+    }
+}
+
+/// A presence ends with its client, also while it is uncertain.
+#[cfg(feature = "metrics")]
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let _ = self.leave_for(RELEASING);
     }
 }

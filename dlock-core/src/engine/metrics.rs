@@ -2,9 +2,14 @@
 //!
 //! The instruments of a class of locks are registered once per client, so a cycle neither looks up labels nor
 //! allocates. No label holds the name of a lock. Without the feature `metrics` the types are empty.
+//!
+//! Only the core counts. It has no gauge of connections, because a driver opens several, when it needs them: failed
+//! requests and the wake-up `resync` show that the store was away. Acquires have no label for re-entry, which would
+//! double the time series of each class.
 
 use crate::{
     clock::{Clock, Instant},
+    driver::WakeUp,
     error::{DriverError, Effect, Error, ErrorKind, LossReason, TimeoutPhase},
     guard::Guard,
 };
@@ -107,8 +112,8 @@ impl Answered {
 }
 
 /// The instruments of a client for its store.
-#[derive(Debug)]
-pub(crate) struct StoreMetrics(#[cfg(feature = "metrics")] StoreInstruments);
+#[derive(Clone, Debug)]
+pub(crate) struct StoreMetrics(#[cfg(feature = "metrics")] Arc<StoreInstruments>);
 
 /// An acquire in progress; counted as cancelled when it is dropped without an outcome.
 pub(crate) struct CountedAcquire {
@@ -151,18 +156,22 @@ impl Drop for CountedAcquire {
 mod off {
     use super::{
         AcquireOutcome, Answered, Class, CleanupEnd, Clock, DriverError, Duration, HoldEnd,
-        Instant, JobEnd, Op, ReleaseEnd, StoreMetrics,
+        Instant, JobEnd, Op, ReleaseEnd, StoreMetrics, WakeUp,
     };
+
+    const _: () = assert!(size_of::<(Class, StoreMetrics, super::Classes)>() == 0);
 
     impl Class {
         pub(super) fn acquire(&self, _: AcquireOutcome) {}
         pub(super) fn acquired(&self, _: Duration) {}
         pub(crate) fn waits(&self) {}
         pub(crate) fn waited(&self, _: Instant, _: &Clock) {}
+        pub(crate) fn polls(&self, _: bool) {}
         pub(crate) fn begun(&self) {}
         pub(crate) fn ended(&self, _: HoldEnd, _: Duration) {}
         pub(crate) fn renewed(&self, _: Instant, _: Duration, _: &Clock) {}
         pub(crate) fn uncertain(&self) {}
+        pub(crate) fn certain(&self) {}
         pub(crate) fn release(&self, _: ReleaseEnd) {}
     }
 
@@ -170,6 +179,8 @@ mod off {
         pub(crate) fn cleanup_begun(&self) {}
         pub(crate) fn cleanup_ended(&self, _: CleanupEnd) {}
         pub(crate) fn job(&self, _: JobEnd) {}
+        pub(crate) fn wake_up(&self, _: &WakeUp) {}
+        pub(crate) fn abandoned(&self) {}
         pub(crate) fn request(&self, _: Op, _: Answered, _: Duration) {}
         pub(crate) fn request_ends<T>(
             &self,
@@ -196,6 +207,10 @@ const ACQUIRE: [&str; 10] = [
     "cancelled",
 ];
 
+/// Why a waiter asks again.
+#[cfg(feature = "metrics")]
+const POLL: [&str; 2] = ["timer", "wake_up"];
+
 /// The ends of a [`HoldEnd`].
 #[cfg(feature = "metrics")]
 const HELD: [&str; 3] = ["released", "lost", "detached"];
@@ -216,11 +231,13 @@ struct Instruments {
     acquire_seconds: Histogram,
     waiting: Gauge,
     wait_seconds: Histogram,
+    polls: [Counter; POLL.len()],
     holds: Gauge,
     held_seconds: [Histogram; HELD.len()],
     lost: [Counter; REASONS.len()],
     renewed: Counter,
-    uncertain: Counter,
+    doubted: Counter,
+    uncertain: Gauge,
     slack: Histogram,
     release: [Counter; RELEASE.len()],
 }
@@ -251,6 +268,13 @@ impl Class {
             counter!(
                 "dlock_acquire_total",
                 &[backend, class, ("outcome", String::from(outcome))]
+            )
+        };
+        let poll = |cause| {
+            let [backend, class] = labels();
+            counter!(
+                "dlock_poll_total",
+                &[backend, class, ("cause", String::from(cause))]
             )
         };
         let held = |end| {
@@ -284,11 +308,13 @@ impl Class {
             acquire_seconds: histogram!("dlock_acquire_seconds", &labels()),
             waiting: gauge!("dlock_waiting", &labels()),
             wait_seconds: histogram!("dlock_wait_seconds", &labels()),
+            polls: POLL.map(poll),
             holds: gauge!("dlock_holds", &labels()),
             held_seconds: HELD.map(held),
             lost: REASONS.map(lost),
             renewed: renew("renewed"),
-            uncertain: renew("uncertain"),
+            doubted: renew("uncertain"),
+            uncertain: gauge!("dlock_uncertain", &labels()),
             slack: histogram!("dlock_renew_slack_ratio", &labels()),
             release: RELEASE.map(release),
         }))
@@ -313,13 +339,17 @@ impl Class {
         self.0.wait_seconds.record(clock.now().since(since));
     }
 
+    /// The head of a queue asks the store again, because it was woken or because its poll interval is over.
+    pub(crate) fn polls(&self, woken: bool) {
+        self.0.polls[usize::from(woken)].increment(1);
+    }
+
     pub(crate) fn begun(&self) {
         self.0.holds.increment(1.0);
     }
 
     /// A hold ended for its client after it had lasted for `held`.
     pub(crate) fn ended(&self, end: HoldEnd, held: Duration) {
-        self.0.holds.decrement(1.0);
         let place = match end {
             HoldEnd::Released => 0,
             HoldEnd::Lost(_) => 1,
@@ -331,6 +361,7 @@ impl Class {
         {
             self.0.lost[at].increment(1);
         }
+        self.0.holds.decrement(1.0);
     }
 
     /// A renewal was answered, of a hold that without it had ended at `deadline`.
@@ -342,8 +373,15 @@ impl Class {
             .record(rest.as_secs_f64() / lease.as_secs_f64());
     }
 
+    /// A renewal of a hold failed, or is overdue.
     pub(crate) fn uncertain(&self) {
-        self.0.uncertain.increment(1);
+        self.0.doubted.increment(1);
+        self.0.uncertain.increment(1.0);
+    }
+
+    /// Such a hold was renewed, or is over.
+    pub(crate) fn certain(&self) {
+        self.0.uncertain.decrement(1.0);
     }
 
     pub(crate) fn release(&self, outcome: ReleaseEnd) {
@@ -358,6 +396,9 @@ const CLEANUP: [&str; 2] = ["confirmed", "left"];
 const JOB: [&str; 5] = ["ran", "skipped", "failed", "lost", "unavailable"];
 
 #[cfg(feature = "metrics")]
+const WAKE_UP: [&str; 5] = ["turn", "first", "free", "session_over", "resync"];
+
+#[cfg(feature = "metrics")]
 const REQUEST: [&str; 3] = ["acquire", "renew", "release"];
 
 #[cfg(feature = "metrics")]
@@ -368,6 +409,8 @@ struct StoreInstruments {
     cleanups: Gauge,
     cleanup: [Counter; CLEANUP.len()],
     jobs: [Counter; JOB.len()],
+    wake_ups: [Counter; WAKE_UP.len()],
+    abandoned: Counter,
     requests: [[Histogram; EFFECT.len()]; REQUEST.len()],
 }
 
@@ -384,12 +427,18 @@ impl StoreMetrics {
             let labels = [("backend", backend), ("outcome", outcome)];
             counter!(name, &labels)
         };
-        Self(StoreInstruments {
+        let wake_up = |kind| {
+            let labels = [("backend", backend), ("kind", kind)];
+            counter!("dlock_wake_up_total", &labels)
+        };
+        Self(Arc::new(StoreInstruments {
             cleanups: gauge!("dlock_cleanups", "backend" => backend),
             cleanup: CLEANUP.map(|outcome| ended("dlock_cleanup_total", outcome)),
             jobs: JOB.map(|outcome| ended("dlock_job_total", outcome)),
+            wake_ups: WAKE_UP.map(wake_up),
+            abandoned: counter!("dlock_abandoned_calls_total", "backend" => backend),
             requests: REQUEST.map(request),
-        })
+        }))
     }
 
     pub(crate) fn cleanup_begun(&self) {
@@ -403,6 +452,22 @@ impl StoreMetrics {
 
     pub(crate) fn job(&self, end: JobEnd) {
         self.0.jobs[end as usize].increment(1);
+    }
+
+    pub(crate) fn wake_up(&self, wake_up: &WakeUp) {
+        let place = match wake_up {
+            WakeUp::Turn { .. } => 0,
+            WakeUp::First { .. } => 1,
+            WakeUp::Free(_) => 2,
+            WakeUp::Over(_) => 3,
+            WakeUp::Resync => 4,
+        };
+        self.0.wake_ups[place].increment(1);
+    }
+
+    /// The answer to a request is not awaited any more.
+    pub(crate) fn abandoned(&self) {
+        self.0.abandoned.increment(1);
     }
 
     /// A request was answered, or given up, after it took so long.
@@ -441,6 +506,15 @@ fn describe() {
             "Locks that were lost while they were held",
         ),
         ("dlock_release_total", "Releases"),
+        (
+            "dlock_poll_total",
+            "Times that a waiter asked the store again",
+        ),
+        ("dlock_wake_up_total", "Wake-ups from the store"),
+        (
+            "dlock_abandoned_calls_total",
+            "Requests that were never answered",
+        ),
         ("dlock_cleanup_total", "Background releases that ended"),
         ("dlock_job_total", "Ticks of jobs on this replica"),
     ];
@@ -450,6 +524,10 @@ fn describe() {
     let gauges = [
         ("dlock_waiting", "Tasks that wait for a lock"),
         ("dlock_holds", "Holds now"),
+        (
+            "dlock_uncertain",
+            "Holds whose renewals fail or are overdue",
+        ),
         ("dlock_cleanups", "Background releases in progress"),
     ];
     for (name, what) in gauges {

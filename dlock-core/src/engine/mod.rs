@@ -98,6 +98,7 @@ pub(crate) async fn listen(client: Weak<Engine>) {
 impl Engine {
     fn heard(self: &Arc<Self>, wake_up: WakeUp) {
         tracing::trace!(target: "dlock::wake_up", backend = self.caps.backend, ?wake_up);
+        self.classes.store.wake_up(&wake_up);
         let now = self.clock.now();
         let wanted = self.table().wake_up(&wake_up, now);
         match wake_up {
@@ -233,8 +234,8 @@ impl Engine {
     pub(crate) fn lose(self: &Arc<Self>, hold: &Arc<Hold>, reason: LossReason) {
         // The guard may have noticed the deadline first, or nothing has yet.
         let is_news = hold.lose(reason);
-        if hold.is_given_up() {
-            return; // its release has begun, and counts how it ends
+        if hold.is_given_up() || hold.is_detached() {
+            return; // what has begun to release or detach it counts how it ends
         }
         let struck = self.leave_table(hold, HoldEnd::Lost(reason));
         self.stop_renewing(hold);

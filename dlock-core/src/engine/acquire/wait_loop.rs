@@ -182,6 +182,9 @@ impl Wait {
         if now < at {
             return Step::Sleep(at);
         }
+        if self.waits_since.is_some() {
+            self.attempt.class().polls(queue.woken);
+        }
         queue.woken = false;
         queue.told = None;
         let others = queue.len() > 1;

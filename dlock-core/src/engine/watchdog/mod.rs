@@ -165,9 +165,6 @@ fn perform(engine: &Arc<Engine>, actions: Vec<Action<Arc<Hold>>>, late: Duration
                 let Some(first) = hold.doubt() else {
                     continue;
                 };
-                if first {
-                    hold.class.uncertain();
-                }
                 // One failure may be a connection that was cut: the next attempt has another one.
                 if (stalled || !first) && hold.is_untold() {
                     doubted(engine, &hold, stalled, late);

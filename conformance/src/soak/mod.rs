@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// A time over its goal is printed, and is no finding: for machines with other work.
     #[arg(long)]
     untimed: bool,
+    /// What the pattern `presence` does to its holders, each once, instead of anything at random for some time.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "HARMS")]
+    harms: Vec<presence::Harm>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -91,7 +94,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
             soak.kill_now_and_then(options.span, kills).await?;
         }
         Pattern::Election => soak.depose(options.span).await?,
-        Pattern::Presence => soak.take_over(options.span).await?,
+        Pattern::Presence => soak.take_over(options.span, options.harms).await?,
         Pattern::Crowd => soak.crowd(options.span).await?,
     }
     soak.end(options.pattern).await

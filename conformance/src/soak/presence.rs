@@ -2,12 +2,13 @@
 
 use super::{
     Soak,
-    work::{PRESENCE, PRESENT},
+    work::{LONG, PRESENCE, PRESENT},
 };
 use crate::{
     Result,
     storm::{judge::Kind as Found, target::END},
 };
+use clap::ValueEnum;
 use dlock::DEFAULT_POLL_INTERVAL;
 use dlock_conformance::testbed::proxy::Reach;
 use futures_util::TryStreamExt;
@@ -15,8 +16,8 @@ use std::{collections::BTreeMap, time::Duration};
 use tokio::time::{Instant, sleep};
 
 /// What happens to a holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Harm {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(super) enum Harm {
     Killed,
     Stopped,
     CutOff,
@@ -52,20 +53,22 @@ impl Soak {
         Ok(())
     }
 
-    /// Does harm to each holder, and measures how long the lock of a killed one is held.
-    pub(super) async fn take_over(&mut self, span: Duration) -> Result {
+    /// Does harm to each holder, and measures how long the lock of a killed one is held. Without a list of harms they
+    /// are drawn, for as long as the span.
+    pub(super) async fn take_over(&mut self, span: Duration, mut listed: Vec<Harm>) -> Result {
+        let is_drawn = listed.is_empty();
         let end = Instant::now() + span;
         let (mut longest, mut harms) = (Duration::ZERO, BTreeMap::<Harm, usize>::new());
         let mut last = 0;
-        while Instant::now() < end {
+        while !listed.is_empty() || (is_drawn && Instant::now() < end) {
             let (pid, token, _) = self.next_leader(last).await?;
             sleep(PRESENCE.mul_f64(self.rng.f64())).await;
-            let harm = match self.rng.u8(..12) {
+            let harm = listed.pop().unwrap_or(match self.rng.u8(..12) {
                 0 => Harm::Stopped,
                 1 if self.networks.contains_key(&pid) => Harm::CutOff,
                 2 if self.networks.contains_key(&pid) => Harm::Lossy,
                 _ => Harm::Killed,
-            };
+            });
             let since = Instant::now();
             self.harm(harm, pid).await?;
             *harms.entry(harm).or_default() += 1;
@@ -74,8 +77,14 @@ impl Soak {
             }
             last = token;
             self.next_leader(last).await?;
+            let held = since.elapsed();
+            // Two thirds of its lease were left: only the end of its presence frees it this early.
+            if held > LONG / 2 {
+                let words = format!("{harm:?}: no other held the lock for {held:.1?}");
+                self.verdict.find(Found::Slow, words);
+            }
             if harm == Harm::Killed {
-                longest = longest.max(since.elapsed());
+                longest = longest.max(held);
                 self.start_present().await?;
                 if self.killed.is_multiple_of(PROGRESS) {
                     println!("{} killed, free after {longest:.2?} at most", self.killed);

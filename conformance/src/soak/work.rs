@@ -27,7 +27,7 @@ pub(crate) const PERMITS: u32 = 10;
 /// The role of a process with a presence, how long that is, and the lease of its holds.
 pub(super) const PRESENT: &str = "present";
 pub(super) const PRESENCE: Duration = Duration::from_secs(3);
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 /// How many names a set is drawn from.
 pub(crate) const NAMES: usize = 8;
 

@@ -280,3 +280,61 @@ fn every_call_inside_a_runtime_is_misuse_and_says_what_to_do() {
             .unwrap();
     }
 }
+
+#[cfg(feature = "redis")]
+#[test]
+fn threads_use_the_locks_of_a_redis_server() -> Result<(), Error> {
+    use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};
+    over(&RedisServer::start(RedisOptions::default()).unwrap())
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn threads_use_the_locks_of_a_postgres_server() -> Result<(), Error> {
+    use dlock_conformance::testbed::PostgresServer;
+    over(&PostgresServer::start(&[]).unwrap())
+}
+
+#[cfg(any(feature = "redis", feature = "postgres"))]
+fn over<K: dlock_conformance::testbed::Kind>(
+    server: &dlock_conformance::testbed::Running<K>,
+) -> Result<(), Error> {
+    let [ours, theirs] = [(); 2].map(|()| blocking::connect(&server.url()).unwrap());
+
+    // Only the lock keeps an addition from being lost.
+    const ROUNDS: u32 = 5;
+    let counter = &AtomicU32::new(0);
+    thread::scope(|scope| {
+        for client in [&ours, &theirs].repeat(4) {
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let lock = client.lock("counter").unwrap();
+                    let guard = lock.acquire_timeout(PATIENCE).unwrap();
+                    let before = counter.load(SeqCst);
+                    thread::sleep(Duration::from_millis(1));
+                    counter.store(before + 1, SeqCst);
+                    guard.release().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(counter.load(SeqCst), 8 * ROUNDS);
+
+    let guard = short(&ours, "a").acquire_timeout(PATIENCE)?;
+    let wait = Duration::from_millis(200);
+    let refused = theirs.lock("a")?.acquire_timeout(wait).unwrap_err();
+    assert!(
+        matches!(refused.kind(), ErrorKind::Timeout { .. }),
+        "{refused}"
+    );
+    thread::sleep(SHORT * 2);
+    guard.check()?;
+    assert!(theirs.lock("a")?.try_acquire()?.is_none());
+    assert_eq!(guard.release()?, ReleaseOutcome::Released);
+
+    let guard = short(&theirs, "a").acquire_timeout(PATIENCE)?;
+    server.managed().unwrap().kill().unwrap();
+    assert_eq!(guard.wait_lost(PATIENCE)?, Some(LossReason::Deadline));
+    assert!(guard.release().unwrap_err().is_lost());
+    Ok(())
+}

@@ -7,7 +7,7 @@ use crate::{
     failure::{Failure, same},
 };
 use dlock_core::{
-    Broken, FencingToken, Holds, Instant, Lease, LockName, Snapshot,
+    Broken, ErrorKind, FencingToken, Holds, Instant, Lease, LockName, Snapshot,
     driver::{
         Acquire, Acquired, Cursor, DistributedLock, DriverError, Released, Renew, Renewed, Ticket,
         WakeUp,
@@ -163,11 +163,13 @@ impl TestDriver {
         Ok(self.answered("leave", leaving).await??)
     }
 
-    /// Inspects a name.
+    /// Inspects a name; once more if the store stood still for so long that the connection failed.
     pub(crate) async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        let seen = self
-            .answered("inspect", self.driver.inspect(name))
-            .await??;
+        let inspecting = || self.answered("inspect", self.driver.inspect(name));
+        let seen = match inspecting().await? {
+            Err(error) if error.kind() == ErrorKind::Unavailable => inspecting().await?,
+            seen => seen,
+        }?;
         same("the name that inspect shows", &seen.name, name)?;
         Ok(seen)
     }

@@ -87,7 +87,7 @@ const TABLE: [Class; 40] = {
         // These are not codes of the server. They name what the native client itself reports.
         Class::new(NETWORK, Unavailable, Later, Unknown, (), "the connection failed before the answer came"),
         Class::new(UNREACHED, Unavailable, Later, None, (), "the server could not be reached"),
-        Class::new(NO_PRIMARY, Unavailable, Later, None, (), "no primary could be found: is the set electing one, and are all its members' names reachable from here?"),
+        Class::new(NO_PRIMARY, Unavailable, Later, None, (), "no primary could be found: check that its servers run, that the set has elected one, and that the names of all its members can be reached from here"),
         Class::new(CLEARED, Unavailable, Now, Unknown, (), "the connections were given up because the server no longer answered"),
         Class::new(SETTINGS, Misuse, Never, None, (), "the MongoDB settings cannot work"),
         Class::new(CLOSED, ShuttingDown, Never, None, (), "the MongoDB client was shut down"),
@@ -311,8 +311,8 @@ fn classify(cause: &NativeError) -> (&'static Class, Said) {
         Native::Io(_) if cause.contains_label(OVERLOADED) => (UNREACHED, cause.kind.to_string()),
         Native::DnsResolve { .. } => (UNREACHED, cause.kind.to_string()),
         Native::Io(_) => (NETWORK, cause.kind.to_string()),
-        Native::ServerSelection { .. } => (NO_PRIMARY, cause.kind.to_string()),
-        Native::ConnectionPoolCleared { .. } => (CLEARED, cause.kind.to_string()),
+        Native::ServerSelection { message, .. } => (NO_PRIMARY, of_each_server(message)),
+        Native::ConnectionPoolCleared { message, .. } => (CLEARED, plain(message)),
         Native::Authentication { .. } => (18, cause.kind.to_string()),
         Native::InvalidArgument { .. } | Native::InvalidTlsConfig { .. } => {
             (SETTINGS, cause.kind.to_string())
@@ -325,6 +325,31 @@ fn classify(cause: &NativeError) -> (&'static Class, Said) {
     };
     let said = Said::new(code.max(0), &text);
     (by_code(code).unwrap_or(&OTHER), said)
+}
+
+/// What the native client's description of the whole topology says of each server: its address, and its last error
+/// or its role.
+fn of_each_server(message: &str) -> String {
+    let servers = message.split("{ Address: ").skip(1).map(|server| {
+        let (address, rest) = server.split_once(", Type: ").unwrap_or((server, ""));
+        match (rest.split_once(", Error: "), rest.split([',', ' ']).next()) {
+            (Some((_, error)), _) => format!("{address}: {}", plain(error)),
+            (None, Some("Unknown") | None) => format!("{address}: it has not answered"),
+            (None, Some(role)) => format!("{address}: it is {role}"),
+        }
+    });
+    let mut servers: Vec<_> = servers.collect();
+    servers.sort_unstable();
+    match servers.is_empty() {
+        true => plain(message),
+        false => servers.join("; "),
+    }
+}
+
+/// A native error without its labels, and what follows them.
+fn plain(error: &str) -> String {
+    let (error, _) = error.split_once(", labels: ").unwrap_or((error, ""));
+    error.replacen("Kind: ", "", 1)
 }
 
 /// Replaces owners by their fingerprints. Owners are UUIDs, and a server's message may quote its input.
@@ -359,7 +384,9 @@ const OVERLOADED: &str = "SystemOverloadedError";
 
 #[cfg(test)]
 mod tests {
-    use super::{NativeError, TABLE, classify, doubted, failed, without_owners};
+    use super::{
+        NativeError, TABLE, classify, doubted, failed, of_each_server, plain, without_owners,
+    };
     use dlock_core::{Effect, ErrorKind, RetryClass};
     use mongodb::{
         bson::{self, doc},
@@ -456,6 +483,38 @@ mod tests {
             (ErrorKind::Unavailable, RetryClass::Now, Effect::None)
         );
         doubted(&doc! { "ok": 1, "n": 1 }).unwrap();
+    }
+
+    #[test]
+    fn a_topology_is_told_by_what_is_known_of_each_server() {
+        let error = r#"Kind: I/O error: refused, labels: {"Retryable"}, source: None, server response: None"#;
+        let message = format!(
+            "Server selection timeout: No available servers. Topology: {{ Type: ReplicaSetNoPrimary, Set Name: rs0, \
+             Servers: [ {{ Address: b:2, Type: RsSecondary, Average RTT: 1ms }}, {{ Address: c:3, Type: Unknown }}, \
+             {{ Address: a:1, Type: Unknown, Error: {error} }} ] }}"
+        );
+        let told = "a:1: I/O error: refused; b:2: it is RsSecondary; c:3: it has not answered";
+        assert_eq!(of_each_server(&message), told);
+        let unfit = "Server at a:1 reports wire version 5";
+        assert_eq!(of_each_server(unfit), unfit);
+        let cleared = format!("Connection pool for a:1 cleared: {error}");
+        assert_eq!(
+            plain(&cleared),
+            "Connection pool for a:1 cleared: I/O error: refused"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_be_reached_is_named_and_its_topology_is_not() {
+        let url = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200";
+        let client = mongodb::Client::with_uri_str(url).await.unwrap();
+        let admin = client.database("admin");
+        let cause = admin.run_command(doc! { "ping": 1 }).await.unwrap_err();
+        let said = classify(&cause).1.to_string();
+        assert!(said.starts_with("127.0.0.1:1: "), "{said}");
+        for word in ["Topology", "Type: ", "Kind: ", "labels: "] {
+            assert!(!said.contains(word), "{said}");
+        }
     }
 
     #[test]

@@ -11,9 +11,9 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 
 impl Admin {
-    /// Looks for what may void a lock in this store: first the settings that its driver knows of, as far as
-    /// the user may read them, then a trial. The trial takes, renews and releases a lock of a name that is
-    /// used once, and compares the time that this takes with the client's lease.
+    /// Looks for what may void a lock in this store, by the settings that its driver knows of, as far as the
+    /// user may read them, and by a trial. The trial takes, renews and releases a lock of a name that is used
+    /// once, and compares the time that this takes with the client's lease.
     ///
     /// # Errors
     /// When the store did not answer the questions about its settings. A step of the trial that fails is a
@@ -34,12 +34,14 @@ impl Admin {
     /// ```
     pub async fn diagnose(&self) -> Result<Vec<Finding>, Error> {
         let engine = self.engine();
+        let lease = engine.lease.checked()?.on(&engine.caps)?;
+        // Before the driver is asked: it then knows the lease, and the server's time by a write.
+        let tried = trial(engine, lease).await;
         let driver = Arc::clone(&engine.driver);
         let asked = async move { driver.diagnose().await };
         let answer = engine.ask(Effect::None, asked).await;
         let mut found = answer.map_err(|error| error.of(engine.caps.backend))?;
-        let lease = engine.lease.checked()?.on(&engine.caps)?;
-        found.push(match trial(engine, lease).await {
+        found.push(match tried {
             Ok(longest) => judge(longest, lease.length()),
             Err((step, error)) => Finding::void(
                 format!("{step} a lock fails: {error}"),

@@ -37,8 +37,6 @@ pub(crate) struct Session {
     pub(crate) flavour: Flavour,
     /// What the server's settings mean for a lock.
     pub(crate) findings: Vec<Finding>,
-    /// Whether commits wait for a replica.
-    pub(crate) is_confirmed: bool,
 }
 
 impl Dialer {
@@ -62,7 +60,6 @@ impl kit::Dialer for Dialer {
             id: greeting.id,
             flavour: greeting.flavour,
             findings: greeting.findings(),
-            is_confirmed: greeting.is_confirmed(),
         };
         let time = greeting.now;
         Ok(Dialed { session, time })

@@ -5,7 +5,7 @@ use crate::{
     config::MysqlConfig,
     connection::Session,
     error,
-    settings::{Flavour, SEMI_SYNC},
+    settings::Flavour,
 };
 use dlock_core::driver::{DriverError, Finding, Result};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
@@ -108,11 +108,6 @@ impl Greeting {
         found
     }
 
-    /// Whether commits wait for a replica.
-    pub(crate) fn is_confirmed(&self) -> bool {
-        SEMI_SYNC.iter().any(|name| self.is(name, &["ON", "1"]))
-    }
-
     fn is(&self, name: &str, values: &[&str]) -> bool {
         let found = self.variables.get(name);
         found.is_some_and(|value| values.contains(&&**value))
@@ -123,23 +118,32 @@ impl Greeting {
 pub(crate) async fn diagnose(session: &mut Session) -> Vec<Finding> {
     let mut found = session.findings.clone();
     let native = &mut session.native;
-    if follows(native).await {
-        found.push(Finding::void(
+    match follows(native).await {
+        Some(true) => found.push(Finding::void(
             "this server follows another one: locks taken here are not seen there",
             "connect to the primary",
-        ));
+        )),
+        Some(false) => {}
+        None => {
+            let right = match session.flavour {
+                Flavour::Mariadb => "REPLICA MONITOR",
+                Flavour::Mysql => "REPLICATION CLIENT",
+            };
+            found.push(unread("whether this server follows another one", right));
+        }
     }
-    let asked = sqlx::raw_sql(FOLLOWERS).fetch_one(&mut *native).await;
-    let followers = asked.and_then(|row| row.try_get::<i64, _>(0));
-    if followers.is_ok_and(|followers| followers > 0) {
-        found.push(if session.is_confirmed {
-            Finding::ok("replicas follow semi-synchronously")
-        } else {
-            Finding::warning(
+    match followers(native).await {
+        Some(0) => {}
+        Some(_) => found.push(match is_acknowledged(native).await {
+            true => Finding::ok("replicas follow semi-synchronously"),
+            false => Finding::warning(
                 "replicas follow asynchronously: one that is promoted lacks the last locks and grants them again",
-                "use semi-synchronous replication, or let the resource check the fencing token",
-            )
-        });
+                "use semi-synchronous replication, and if it is on, see why no replica acknowledges \
+                 (Rpl_semi_sync_master_status or Rpl_semi_sync_source_status is OFF); or let the resource check the \
+                 fencing token",
+            ),
+        }),
+        None => found.push(unread("how replicas follow", "PROCESS")),
     }
     if let Ok(time) = commands::clock(native).await {
         found.push(Finding::clocks(time));
@@ -147,15 +151,44 @@ pub(crate) async fn diagnose(session: &mut Session) -> Vec<Finding> {
     found
 }
 
-/// Whether the server is a replica; `false` if the user lacks the right to ask.
-async fn follows(native: &mut MySqlConnection) -> bool {
+/// A user that only takes locks may not ask for replication.
+fn unread(what: &str, right: &str) -> Finding {
+    Finding::ok(format!(
+        "not checked: {what}; grant {right} to have it checked"
+    ))
+}
+
+/// Whether the server is a replica; `None`: the user lacks the right to ask.
+async fn follows(native: &mut MySqlConnection) -> Option<bool> {
     // MySQL has the first since 8.0.22 and dropped the second in 8.4. Both fail without the right to ask.
     for asked in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
         if let Ok(rows) = sqlx::raw_sql(asked).fetch_all(&mut *native).await {
-            return !rows.is_empty();
+            return Some(!rows.is_empty());
         }
     }
-    false
+    None
+}
+
+/// How many replicas follow; `None`: the user lacks the right to ask.
+async fn followers(native: &mut MySqlConnection) -> Option<i64> {
+    // Without the right, the list of threads has only those of the user, and says nothing of the others.
+    count(native, RIGHT).await.filter(|rows| *rows > 0)?;
+    count(native, FOLLOWERS).await
+}
+
+async fn count(native: &mut MySqlConnection, sql: &'static str) -> Option<i64> {
+    let row = sqlx::raw_sql(sql).fetch_one(native).await;
+    row.ok()?.try_get(0).ok()
+}
+
+/// Whether commits wait for a replica. The status says so, not the variable: where no replica acknowledges in time,
+/// they go on without.
+async fn is_acknowledged(native: &mut MySqlConnection) -> bool {
+    let rows = sqlx::raw_sql(SEMI_SYNC).fetch_all(native).await;
+    rows.is_ok_and(|rows| {
+        let mut values = rows.iter().map(|row| row.try_get::<String, _>(1));
+        values.any(|value| value.is_ok_and(|value| value == "ON"))
+    })
 }
 
 /// Checks the table's columns, and makes a missing table if the configuration allows it.
@@ -301,17 +334,31 @@ const DESCRIBE: &str = "SELECT c.COLUMN_NAME, c.DATA_TYPE, COALESCE(CAST(c.CHARA
 /// `UTC_TIMESTAMP` obeys `SET timestamp`: if two readings are equal, the session's time stands still.
 const HELLO: &str = "SELECT VERSION(), CONNECTION_ID(), {now}";
 
-/// Only replicas that this user may see.
+/// Shows rows to a user with the right `PROCESS` only, as the threads of others.
+const RIGHT: &str = "SELECT COUNT(*) FROM information_schema.INNODB_CMP";
+
 const FOLLOWERS: &str =
     "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND LIKE 'Binlog Dump%'";
+
+/// By its old name and its new one.
+const SEMI_SYNC: &str = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_status')";
 
 const REMEDY: &str = "run what `dlock schema` prints, or grant CREATE on it";
 
 #[cfg(test)]
 mod tests {
-    use super::{COLUMNS, Column, Flavour, Greeting, difference, read_only};
-    use dlock_core::driver::Severity;
-    use std::{collections::HashMap, time::Duration};
+    use super::{
+        COLUMNS, Column, Finding, Flavour, Greeting, MysqlConfig, Session, diagnose, difference,
+        followers, is_acknowledged, read_only,
+    };
+    use crate::connection::Dialer;
+    use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
+    use dlock_core::driver::{Severity, kit::Dialer as _};
+    use sqlx::{AssertSqlSafe, ConnectOptions, MySqlConnection};
+    use std::{
+        collections::HashMap,
+        time::{Duration, Instant},
+    };
 
     fn variables(pairs: &[(&str, &str)]) -> HashMap<String, String> {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -371,6 +418,85 @@ mod tests {
                 found.len() == 1 && found[0].what.contains(word),
                 "{found:?}"
             );
+        }
+    }
+
+    /// Semi-synchronous replication is on throughout; first no replica acknowledges, then one does.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn replicas_that_acknowledge_nothing_are_found_though_semi_sync_is_on() {
+        let start = |args: &[&str]| {
+            let extra_args = args.iter().map(|&arg| arg.to_owned()).collect();
+            MariadbServer::start(MariadbOptions { extra_args }).unwrap()
+        };
+        let primary = start(&[
+            "--server-id=1",
+            "--log-bin",
+            "--loose-rpl-semi-sync-master-enabled=ON",
+            "--loose-rpl-semi-sync-master-timeout=1",
+        ]);
+        let config: MysqlConfig = primary.url().parse().unwrap();
+        let dialed = Dialer::new(&config).dial().await.unwrap();
+        let mut session = dialed.session;
+        if session.flavour == Flavour::Mysql {
+            return; // its semi-synchronous replication is a plugin
+        }
+        let replica = start(&["--server-id=2"]);
+        let mut native = config.options().connect().await.unwrap();
+        run(&mut native, "CREATE TABLE pulse (n INT)").await;
+
+        let config: MysqlConfig = replica.url().parse().unwrap();
+        let mut follower = config.options().connect().await.unwrap();
+        let port = primary.addr().port();
+        let source = format!(
+            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, MASTER_USER = 'root', \
+             MASTER_SSL = 0, MASTER_SSL_VERIFY_SERVER_CERT = 0"
+        );
+        run(&mut follower, &source).await;
+        run(&mut follower, "START SLAVE").await;
+        until("a replica", async || followers(&mut native).await > Some(0)).await;
+        until("a commit without acknowledgement", async || {
+            run(&mut native, "INSERT INTO pulse VALUES (1)").await;
+            !is_acknowledged(&mut native).await
+        })
+        .await;
+        let found = replication(&mut session).await;
+        assert_eq!(found.severity, Severity::Warning, "{found}");
+        assert!(found.what.contains("asynchronously"), "{found}");
+
+        let longer = "SET GLOBAL rpl_semi_sync_master_timeout = 60000";
+        run(&mut native, longer).await;
+        run(&mut follower, "STOP SLAVE").await;
+        run(&mut follower, "SET GLOBAL rpl_semi_sync_slave_enabled = ON").await;
+        run(&mut follower, "START SLAVE").await;
+        until("an acknowledgement", async || {
+            run(&mut native, "INSERT INTO pulse VALUES (1)").await;
+            is_acknowledged(&mut native).await
+        })
+        .await;
+        let found = replication(&mut session).await;
+        assert_eq!(found.severity, Severity::Ok, "{found}");
+    }
+
+    /// What is found about the replicas.
+    async fn replication(session: &mut Session) -> Finding {
+        let found = diagnose(session).await.into_iter();
+        let found = found.filter(|finding| finding.what.contains("replicas follow"));
+        let found: Vec<_> = found.collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        found[0].clone()
+    }
+
+    async fn run(native: &mut MySqlConnection, sql: &str) {
+        let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(native);
+        done.await.unwrap();
+    }
+
+    /// Polls a condition until it holds.
+    async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !condition().await {
+            assert!(Instant::now() < end, "waited in vain for {what}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 

@@ -83,23 +83,15 @@ impl Flavour {
 }
 
 /// Server variables that tell whether the server can keep a lock.
-const SERVERS: [&str; 10] = [
+const SERVERS: [&str; 8] = [
     "read_only",
     "super_read_only",
     "innodb_read_only",
     "innodb_flush_log_at_trx_commit",
     "innodb_doublewrite",
-    SEMI_SYNC[0],
-    SEMI_SYNC[1],
     "sync_binlog",
     "log_bin",
     "wsrep_on",
-];
-
-/// Whether a commit waits for a replica, by its old name and its new one.
-pub(crate) const SEMI_SYNC: [&str; 2] = [
-    "rpl_semi_sync_master_enabled",
-    "rpl_semi_sync_source_enabled",
 ];
 
 /// A session setting: its name, the value it is set to, and how the server then shows it.

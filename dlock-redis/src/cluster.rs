@@ -16,7 +16,7 @@ use crate::{
     slots::{Map, NodeAddr, slot_of},
 };
 use dlock_core::{
-    Effect, RetryClass,
+    DEFAULT_LEASE, Effect, RetryClass,
     driver::{
         DriverError, Finding, Result, WakeUp,
         kit::{in_runtime, log_findings},
@@ -199,9 +199,10 @@ impl Cluster {
         if is_first {
             let mut ask = redis::cmd("CONFIG");
             ask.arg("GET").arg("cluster-*");
-            // Without the right to read them, nothing is known.
             let settings = connection.command(ask).await;
-            found.extend(settings.map_or_else(|_| Vec::new(), |it| findings(&it)));
+            // When the client connects, no caller has asked for a lease yet.
+            let lease = self.shortest.asked().unwrap_or(DEFAULT_LEASE);
+            found.extend(settings.map_or_else(|_| vec![unread()], |it| findings(&it, lease)));
         }
         Ok(found)
     }
@@ -351,8 +352,15 @@ async fn cluster_nodes(connection: &Arc<Connection>) -> Result<String> {
     nodes.ok_or_else(error::garbled)
 }
 
-/// What the settings of a cluster mean for a lock.
-fn findings(settings: &Value) -> Vec<Finding> {
+/// A user that only takes locks may not read the settings of a cluster.
+fn unread() -> Finding {
+    Finding::ok(
+        "not checked: cluster-node-timeout and cluster-require-full-coverage; grant +config|get to have them checked",
+    )
+}
+
+/// What the settings of a cluster mean for a lock of that lease.
+fn findings(settings: &Value, lease: Duration) -> Vec<Finding> {
     let Value::Map(settings) = settings else {
         return Vec::new();
     };
@@ -360,12 +368,15 @@ fn findings(settings: &Value) -> Vec<Finding> {
     {
         ("cluster-node-timeout", millis) => {
             let timeout = Duration::from_millis(millis.parse().ok()?);
-            Some(match timeout > SLOW {
+            Some(match timeout > lease / 3 {
                 true => Finding::warning(
                     format!(
                         "cluster-node-timeout is {timeout:?}: a failover takes longer, and ends leases that are shorter than three times that"
                     ),
-                    "set 5000, or use longer leases",
+                    format!(
+                        "set {} or less, or use longer leases",
+                        (lease / 3).as_millis()
+                    ),
                 ),
                 false => Finding::ok(format!("cluster-node-timeout is {timeout:?}")),
             })
@@ -395,5 +406,3 @@ const MOST_HOPS: u32 = 5;
 const SPLIT: Duration = Duration::from_millis(10);
 /// Such pauses for one request. The core makes longer ones.
 const MOST_PAUSES: u32 = 20;
-/// A third of the default lease.
-const SLOW: Duration = Duration::from_secs(10);

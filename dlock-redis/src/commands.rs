@@ -215,17 +215,20 @@ fn millis(span: Duration) -> u64 {
 }
 
 /// Whether a field of the answer to `HELLO` has that value.
-pub(crate) fn hello_says(hello: &Value, field: &str, value: &str) -> bool {
-    let word = |text: &str| Value::BulkString(text.into());
-    let (field, value) = (word(field), word(value));
-    match hello {
-        Value::Map(said) => said.contains(&(field, value)),
+pub(crate) fn hello_says(hello: &Value, name: &str, value: &str) -> bool {
+    field(hello, name) == Some(value)
+}
+
+/// The text of a field, in an answer of fields and values such as those to `HELLO` and `CONFIG GET`.
+pub(crate) fn field<'a>(answer: &'a Value, name: &str) -> Option<&'a str> {
+    let is_it = |field: &Value| text(field) == Some(name);
+    let value = match answer {
+        Value::Map(pairs) => &pairs.iter().find(|(field, _)| is_it(field))?.1,
         // Over RESP2, which a connection of the application may speak.
-        Value::Array(said) => said
-            .chunks(2)
-            .any(|pair| *pair == [field.clone(), value.clone()]),
-        _ => false,
-    }
+        Value::Array(both) => both.chunks(2).find(|pair| is_it(&pair[0]))?.get(1)?,
+        _ => return None,
+    };
+    text(value)
 }
 
 /// `HELLO` that names the connection, as `CLIENT SETNAME` does, without needing the right to that.

@@ -247,7 +247,7 @@ impl Connection {
         }
         // The nodes of a cluster are judged together.
         if !self.dialer.in_cluster {
-            log_findings("redis", &info.map(|info| findings(&info, acks)));
+            log_findings("redis", &info.map(|info| findings(&info, acks, None)));
         }
         Ok(())
     }
@@ -272,17 +272,30 @@ impl Connection {
 
     /// What the server's settings mean for a lock, where the user may read settings.
     pub(crate) async fn diagnose(self: &Arc<Self>, acks: &Acks) -> Result<Vec<Finding>> {
-        let mut found = findings(&self.info().await?, acks);
+        let info = self.info().await?;
+        let mut ask = redis::cmd("CONFIG");
+        ask.arg("GET").arg("appendfsync");
+        // Not every user may read it, and managed servers may not have the command.
+        let config = self.setting(ask).await.ok();
+        let fsync = config
+            .as_ref()
+            .and_then(|it| commands::field(it, "appendfsync"));
+        let mut found = findings(&info, acks, fsync);
+        found.extend(self.dialer.diagnose().await);
         let link = self.link(self.patience()).await?;
         found.extend(link.server.at(self.now()).map(Finding::clocks));
         Ok(found)
     }
 
     async fn info(self: &Arc<Self>) -> Result<String> {
-        let info = self.command(redis::cmd("INFO"));
-        let info = tokio::time::timeout(self.dialer.within(), info).await;
-        let info = info.map_err(|_| error::unanswered())??;
+        let info = self.setting(redis::cmd("INFO")).await?;
         Ok(commands::read_info(&info).unwrap_or_default().to_owned())
+    }
+
+    /// Asks for settings, for as long as an attempt to connect may take.
+    async fn setting(self: &Arc<Self>, ask: Cmd) -> Result<Value> {
+        let answer = tokio::time::timeout(self.dialer.within(), self.command(ask)).await;
+        answer.map_err(|_| error::unanswered())?
     }
 
     /// Checks that the server tells what replicas and disks have, where that is asked.
@@ -596,8 +609,8 @@ fn has_two_masters(info: &str) -> bool {
         .any(|line| line.split_once(':') == Some(("role", ACTIVE)))
 }
 
-/// What the settings in `INFO` mean for a lock.
-fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
+/// What the settings in `INFO` mean for a lock. `fsync`: the value of `appendfsync`, which it does not show, if known.
+fn findings(info: &str, acks: &Acks, fsync: Option<&str>) -> Vec<Finding> {
     let value = |key: &str| {
         let mut pairs = info.lines().filter_map(|line| line.split_once(':'));
         pairs.find_map(|(found, value)| (found == key).then_some(value))
@@ -660,14 +673,32 @@ fn findings(info: &str, acks: &Acks) -> Vec<Finding> {
             "append-only persistence is off: a restart forgets every lock",
             "set appendonly yes, or use the fencing token",
         ),
-        ("aof_enabled", _) if acks.fsync => {
-            Finding::ok("append-only persistence is on, and dlock.fsync confirms every lock")
-        }
-        // `INFO` does not show `appendfsync`.
-        ("aof_enabled", _) => Finding::ok(
-            "append-only persistence is on (unless appendfsync is always, a killed server may forget two seconds of locks: \
-             dlock.fsync=true waits for the disk)",
-        ),
+        ("aof_enabled", _) => match fsync {
+            // The server then never says that anything is on its disk.
+            Some("no") if acks.fsync => Finding::void(
+                "appendfsync is no, and dlock.fsync waits for the disk: no lock is granted",
+                "set appendfsync to everysec or always",
+            ),
+            _ if acks.fsync => {
+                Finding::ok("append-only persistence is on, and dlock.fsync confirms every lock")
+            }
+            Some("no") => Finding::warning(
+                "appendfsync is no: a crash of the machine forgets the locks that its kernel has not written yet, those of \
+                 half a minute or more",
+                "set appendfsync to everysec or always, or use the fencing token",
+            ),
+            Some("always") => {
+                Finding::ok("append-only persistence is on, and appendfsync is always")
+            }
+            Some(fsync) => Finding::ok(format!(
+                "append-only persistence is on, and appendfsync is {fsync} (a crash may forget two seconds of locks: \
+                 dlock.fsync=true waits for the disk)"
+            )),
+            None => Finding::ok(
+                "append-only persistence is on (unless appendfsync is always, a killed server may forget two seconds of locks: \
+                 dlock.fsync=true waits for the disk)",
+            ),
+        },
         ("aof_last_write_status", "ok") => Finding::ok("the append-only file can be written"),
         ("aof_last_write_status", status) => Finding::void(
             format!(
@@ -719,14 +750,14 @@ mod tests {
     #[test]
     fn each_setting_that_voids_a_lock_is_found_once() {
         let bad = |info: &str, replicas| {
-            let found = findings(info, &acks(replicas)).into_iter();
+            let found = findings(info, &acks(replicas), None).into_iter();
             let found = found.filter(|finding| finding.severity > Severity::Ok);
             found.collect::<Vec<_>>()
         };
         let good = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\n\
                     connected_slaves:0\r\naof_last_write_status:ok\r\n";
         assert_eq!(
-            (findings(good, &acks(0)).len(), bad(good, 0)),
+            (findings(good, &acks(0), None).len(), bad(good, 0)),
             (5, Vec::new())
         );
         for (right, wrong, severity, word) in [
@@ -768,7 +799,7 @@ mod tests {
         assert!(!has_two_masters(good));
         assert!(bad(&guarded, 1).is_empty());
         assert!(
-            findings("", &acks(1)).is_empty(),
+            findings("", &acks(1), None).is_empty(),
             "the user may not read it"
         );
         let bare = good.replace("slaves:0", "slaves:2");
@@ -786,6 +817,29 @@ mod tests {
             assert!(
                 found.len() == 1 && found[0].what.contains(words),
                 "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn appendfsync_is_judged_with_and_without_the_wait_for_the_disk() {
+        for (value, confirmed, severity, words) in [
+            (None, false, Severity::Ok, "unless appendfsync is always"),
+            (None, true, Severity::Ok, "confirms every lock"),
+            (Some("always"), false, Severity::Ok, "is always"),
+            (Some("everysec"), false, Severity::Ok, "two seconds"),
+            (Some("everysec"), true, Severity::Ok, "confirms every lock"),
+            (Some("no"), false, Severity::Warning, "appendfsync is no"),
+            (Some("no"), true, Severity::Void, "no lock is granted"),
+        ] {
+            let acks = Acks {
+                fsync: confirmed,
+                ..acks(0)
+            };
+            let found = findings("aof_enabled:1", &acks, value);
+            assert!(
+                found.len() == 1 && found[0].severity == severity && found[0].what.contains(words),
+                "{value:?}, {confirmed}: {found:?}"
             );
         }
     }

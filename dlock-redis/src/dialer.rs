@@ -6,7 +6,7 @@ use crate::{
     error,
     sentinel::Sentinels,
 };
-use dlock_core::driver::DriverError;
+use dlock_core::driver::{DriverError, Finding};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ProtocolVersion, PushInfo, RedisConnectionInfo,
     RedisError, RedisResult, Value,
@@ -33,6 +33,11 @@ impl ShortestLease {
         if millis < self.0.load(Ordering::Relaxed) {
             self.0.fetch_min(millis, Ordering::Relaxed);
         }
+    }
+
+    /// `None`: no caller has asked for any.
+    pub(crate) fn asked(&self) -> Option<Duration> {
+        Some(self.get()).filter(|lease| *lease < NO_LEASE)
     }
 
     fn get(&self) -> Duration {
@@ -141,6 +146,11 @@ impl Dialer {
     pub(crate) fn longer(&self, pause: Duration) -> Duration {
         let longest = (self.shortest.get() / 8).clamp(LEAST_LONGEST, LONGEST_PAUSE);
         (pause * 2).clamp(SHORTEST_PAUSE, longest)
+    }
+
+    /// What the sentinels tell of the replicas, where there are sentinels.
+    pub(crate) async fn diagnose(&self) -> Option<Finding> {
+        Some(self.sentinels.as_ref()?.diagnose().await)
     }
 
     /// Waits before the next attempt, or until the sentinels name another server.
@@ -264,6 +274,8 @@ fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
+/// Longer than any lease.
+const NO_LEASE: Duration = Duration::from_millis(u64::MAX);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The upper bound of pauses is never less than this: very short leases do not justify more attempts at

@@ -5,12 +5,16 @@
 //! with an old master do not count. A connection to another server than the master ends at once, and one to a master
 //! that too few sentinels name ends in a bounded time: the others may have promoted another server.
 
-use crate::{config::SentinelConfig, dialer::at};
-use dlock_core::{Clock, Instant};
+use crate::{commands, config::SentinelConfig, dialer::at};
+use dlock_core::{
+    Clock, Instant,
+    driver::{Finding, kit::log_findings},
+};
+use futures_util::{FutureExt, future::select_ok};
 use parking_lot::Mutex;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind,
-    RedisError, RedisResult, Value,
+    RedisError, RedisResult, Value, aio::MultiplexedConnection,
 };
 use std::{
     collections::HashSet,
@@ -127,6 +131,14 @@ impl Sentinels {
         Ok(at(server.addr(), host, *port))
     }
 
+    /// What the priorities of the replicas mean for a lock, by the first sentinel that answers.
+    pub(crate) async fn diagnose(&self) -> Finding {
+        let clients = self.shared.clients.iter();
+        let asks = clients.map(|client| self.shared.ask_priorities(client).boxed());
+        let answer = select_ok(asks).await;
+        answer.map_or_else(|_| unread(), |(found, _)| found)
+    }
+
     /// Waits until another server is the master than now.
     pub(crate) async fn moved(&self) {
         let mut said = self.shared.said.subscribe();
@@ -150,13 +162,10 @@ impl Shared {
     async fn listen(&self, at: usize) -> RedisResult<Infallible> {
         let told = Arc::new(Notify::new());
         let tells = Arc::clone(&told);
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(ANSWERS_WITHIN))
-            .set_response_timeout(Some(ANSWERS_WITHIN))
-            .set_push_sender(move |_| -> Result<(), redis::aio::SendError> {
-                tells.notify_one();
-                Ok(())
-            });
+        let config = limited().set_push_sender(move |_| -> Result<(), redis::aio::SendError> {
+            tells.notify_one();
+            Ok(())
+        });
         let mut native = self.clients[at]
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
@@ -170,19 +179,26 @@ impl Shared {
             let opinion = answer.map_or(Opinion::None, |(host, port)| Opinion::Master(host, port));
             self.says(at, Said { opinion, asked });
             if known && !self.checked.swap(true, Ordering::Relaxed) {
-                let mut replicas = redis::cmd("SENTINEL");
-                replicas.arg("REPLICAS").arg(&self.name);
-                // Without the right to ask, nothing is known.
-                let replicas = native.send_packed_command(&replicas).await?;
-                if are_unequal(&replicas) {
-                    tracing::warn!(
-                        "redis: the replicas of {:?} differ in replica-priority: a failover promotes the lowest, even one that lacks what others confirmed; make them equal",
-                        self.name
-                    );
-                }
+                let priorities = self.priorities(&mut native).await?;
+                log_findings("redis", &Ok(vec![priorities]));
             }
             drop(tokio::time::timeout(POLL_INTERVAL, told.notified()).await);
         }
+    }
+
+    /// Asks one sentinel for the priorities, over a connection of its own.
+    async fn ask_priorities(&self, client: &Client) -> RedisResult<Finding> {
+        let config = limited();
+        let native = client.get_multiplexed_async_connection_with_config(&config);
+        self.priorities(&mut native.await?).await
+    }
+
+    /// What the priorities of the replicas mean for a lock.
+    async fn priorities(&self, native: &mut MultiplexedConnection) -> RedisResult<Finding> {
+        let mut ask = redis::cmd("SENTINEL");
+        ask.arg("REPLICAS").arg(&self.name);
+        let replicas = native.send_packed_command(&ask).await?;
+        Ok(judge(&self.name, &replicas))
     }
 
     fn says(&self, at: usize, said: Said) {
@@ -312,18 +328,36 @@ fn agreed(all: &[Said]) -> Option<(&Opinion, Instant)> {
     })
 }
 
-/// Whether the replicas in the answer to `SENTINEL REPLICAS` differ in priority.
-fn are_unequal(replicas: &Value) -> bool {
+/// The limits of a connection to a sentinel.
+fn limited() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(ANSWERS_WITHIN))
+        .set_response_timeout(Some(ANSWERS_WITHIN))
+}
+
+/// What the priorities in the answer to `SENTINEL REPLICAS` mean for a lock.
+fn judge(name: &str, replicas: &Value) -> Finding {
     let Value::Array(replicas) = replicas else {
-        return false;
+        return unread();
     };
-    let key = Value::BulkString("slave-priority".into());
-    let priorities = replicas.iter().filter_map(|replica| match replica {
-        Value::Map(fields) => fields.iter().find(|(field, _)| *field == key),
-        _ => None,
-    });
-    let priorities: HashSet<_> = priorities.map(|(_, value)| format!("{value:?}")).collect();
-    priorities.len() > 1
+    let priorities = replicas
+        .iter()
+        .filter_map(|it| commands::field(it, "slave-priority"));
+    match priorities.collect::<HashSet<_>>().len() {
+        0 | 1 => Finding::ok("no two replicas differ in replica-priority"),
+        _ => Finding::warning(
+            format!(
+                "the replicas of {name:?} differ in replica-priority: a failover promotes the lowest, even one that lacks what others confirmed"
+            ),
+            "make them equal",
+        ),
+    }
+}
+
+fn unread() -> Finding {
+    Finding::ok(
+        "not checked: replica-priority; grant the user of the sentinels +sentinel|replicas to have it checked",
+    )
 }
 
 /// What to do where too few sentinels name a master.
@@ -342,9 +376,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        Clock, Dialed, Instant, Mutex, Opinion, Pushed, Said, Shared, agreed, are_unequal,
-    };
+    use super::{Clock, Dialed, Instant, Mutex, Opinion, Pushed, Said, Shared, agreed, judge};
+    use dlock_core::driver::Severity;
     use redis::Value;
     use std::{
         sync::{Arc, atomic::AtomicBool},
@@ -468,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_of_two_priorities_are_unequal() {
+    fn replicas_of_two_priorities_are_found() {
         let word = |text: &str| Value::BulkString(text.into());
         let replicas = |all: &[&str]| {
             let all = all
@@ -476,7 +509,12 @@ mod tests {
                 .map(|it| Value::Map(vec![(word("slave-priority"), word(it))]));
             Value::Array(all.collect())
         };
-        assert!(are_unequal(&replicas(&["100", "0", "100"])));
-        assert!(!are_unequal(&replicas(&["100", "100"])) && !are_unequal(&Value::Nil));
+        let judged = |replicas: &Value| judge("locks", replicas);
+        let unequal = judged(&replicas(&["100", "0", "100"]));
+        assert_eq!(unequal.severity, Severity::Warning, "{unequal}");
+        let equal = judged(&replicas(&["100", "100"]));
+        assert!(equal.severity == Severity::Ok && equal.what.contains("no two"));
+        let unread = judged(&Value::Nil);
+        assert!(unread.severity == Severity::Ok && unread.what.contains("not checked"));
     }
 }

@@ -37,7 +37,7 @@ use tokio::{
     runtime::Handle,
     sync::{Mutex as Gate, OwnedMutexGuard, Semaphore},
 };
-use zookeeper_client::{Acls, Client, CreateMode, Error as Native, Stat};
+use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Error as Native, Permission, Stat};
 
 /// The sessions of one client.
 #[derive(Debug)]
@@ -154,6 +154,8 @@ pub(crate) struct Session {
     asked: Duration,
     pub(crate) root: Root,
     acl: AclRule,
+    /// Whether the URL has a user.
+    logs_in: bool,
     pub(crate) seats: Seats,
     pub(crate) wake_ups: Arc<WakeUps>,
     pub(crate) clock: Clock,
@@ -245,6 +247,7 @@ impl Session {
             client,
             root: lanes.config.root.clone(),
             acl: lanes.config.acl,
+            logs_in: lanes.config.login.is_some(),
             seats: Seats::default(),
             wake_ups: Arc::clone(&lanes.wake_ups),
             clock: lanes.clock.clone(),
@@ -359,7 +362,7 @@ impl Session {
         self.client.mkdir(folder, &options).await
     }
 
-    /// What the ensemble and the session mean for a lock; what the user may not read is left out.
+    /// What the ensemble, the session and the rights mean for a lock.
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
         let mut found = vec![if self.timeout < self.asked {
             Finding::warning(
@@ -374,13 +377,45 @@ impl Session {
         }];
         match self.client.get_config().await {
             Ok((config, _)) => found.extend(ensemble(&String::from_utf8_lossy(&config))),
-            Err(error) => {
-                tracing::debug!(target: "dlock::zk", %error, "the ensemble could not be read")
-            }
+            Err(error) => found.push(unread("the number of voting members", &error)),
         }
-        // After a write of this session its clock is known.
-        found.extend(self.server.at(self.clock.now()).map(Finding::clocks));
+        found.push(self.rights().await);
         Ok(found)
+    }
+
+    /// Compares the servers' clock with that of this machine, after a write of this session.
+    pub(crate) fn clocks(&self) -> Option<Finding> {
+        self.server.at(self.clock.now()).map(Finding::clocks)
+    }
+
+    /// Who may remove a lock.
+    async fn rights(&self) -> Finding {
+        let root = self.root.path();
+        match (self.acl, self.logs_in) {
+            (AclRule::Open, false) => Finding::ok(
+                "no user logs in: every client that reaches the servers may remove a lock",
+            ),
+            (AclRule::Open, true) => Finding::warning(
+                "a user logs in, but dlock.acl is open: every client that reaches the servers may remove a lock",
+                "set dlock.acl=creator in all clients",
+            ),
+            (AclRule::Creator, _) => match self.client.get_acl(root).await {
+                Ok((acls, _)) if acls.iter().any(is_open) => Finding::warning(
+                    format!(
+                        "the node {root} is open to anyone: every client that reaches the servers may put a node of its own in \
+                         the place of a lock's"
+                    ),
+                    format!(
+                        "run setAcl {root} auth:USER:cdrwa in zkCli.sh, after addauth digest USER:PASSWORD"
+                    ),
+                ),
+                // dlock creates a node that is missing, with the rights of its other nodes.
+                Ok(_) | Err(Native::NoNode) => {
+                    Finding::ok(format!("the node {root} is not open to anyone"))
+                }
+                Err(error) => unread(&format!("the rights of {root}"), &error),
+            },
+        }
     }
 
     /// How long ago a time of the server was, if known.
@@ -475,6 +510,16 @@ impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Session(lane {}, over: {})", self.lane.0, self.is_over())
     }
+}
+
+/// Whether every client may change what is below a node.
+fn is_open(acl: &Acl) -> bool {
+    let changes = [Permission::CREATE, Permission::DELETE, Permission::ADMIN];
+    *acl.auth_id() == AuthId::anyone() && changes.iter().any(|it| acl.permission().has(*it))
+}
+
+fn unread(what: &str, error: &Native) -> Finding {
+    Finding::ok(format!("not checked: {what} could not be read ({error})"))
 }
 
 /// What the members in the ensemble's configuration mean for a lock. A server that runs alone shows none.

@@ -263,7 +263,10 @@ impl DistributedLock for ZkDriver {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.lanes.session(Lane(0)).await?.diagnose().await
+        let mut found = self.lanes.session(Lane(0)).await?.diagnose().await?;
+        let sessions = self.lanes.open_ones();
+        found.extend(sessions.iter().find_map(|session| session.clocks()));
+        Ok(found)
     }
 
     async fn close(&self) {

@@ -1,7 +1,7 @@
 //! Command-line arguments.
 
 use crate::{exit::Exit, output::span};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use dlock::{HolderInfo, LockName, MAX_LEASE, MIN_LEASE};
 use std::{
     ffi::OsString,
@@ -16,7 +16,7 @@ use std::{
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, max_term_width = 100, after_help = CODES)]
 pub(crate) struct Cli {
-    /// The store: sqlite:PATH, redis://HOST:PORT/, mysql://…, postgres://…, mongodb://…, etcd://…, zk://….
+    /// The store: sqlite:/PATH, redis://HOST:PORT/, mysql://…, postgres://…, mongodb://…, etcd://…, zk://….
     /// One with a password belongs in $DLOCK_URL or --url-file, where ps does not show it.
     #[arg(long, global = true, value_name = "URL", help_heading = EVERYWHERE)]
     pub(crate) url: Option<String>,
@@ -398,6 +398,28 @@ pub(crate) fn grace_too_long(grace: Duration, lease: Duration) -> String {
     format!("--kill-grace ({grace}) must be at most half of --lease ({lease})")
 }
 
+/// The name by which an option was typed, for errors: `-w` and `--timeout` are `--wait <DUR>` to clap. `None`: it has no
+/// other name.
+pub(crate) fn as_typed(shown: &str, words: &[String]) -> Option<String> {
+    let long = shown.strip_prefix("--")?;
+    let (long, value) = long.split_at(long.find(' ').unwrap_or(long.len()));
+    let long = long.trim_end_matches('.'); // of an option that counts
+    let cli = Cli::command();
+    let commands = cli.get_subcommands().chain([&cli]);
+    let mut options = commands.flat_map(|command| command.get_arguments());
+    let option = options.find(|option| option.get_long() == Some(long))?;
+    let mut longs = option.get_all_aliases().unwrap_or_default();
+    longs.push(long);
+    let typed = longs.into_iter().find(|long| {
+        let mut names = words.iter().filter_map(|word| word.split('=').next());
+        names.any(|name| name.strip_prefix("--") == Some(*long))
+    });
+    Some(match typed {
+        Some(long) => format!("--{long}{value}"),
+        None => format!("-{}{value}", option.get_short()?),
+    })
+}
+
 /// The most locks of one command.
 const MAX_LOCKS: usize = 64;
 
@@ -454,13 +476,48 @@ fn note(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, WaitArgs, time};
+    use super::{Cli, WaitArgs, as_typed, time};
     use clap::CommandFactory;
     use std::time::Duration;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_option_is_named_as_it_was_typed() {
+        let wait = "--wait <DUR>";
+        for (line, shown, typed) in [
+            ("exec -w soon x", wait, Some("-w <DUR>")),
+            ("exec -nwsoon x", wait, Some("-w <DUR>")),
+            ("exec --wait soon x", wait, Some("--wait <DUR>")),
+            ("exec --timeout=soon x", wait, Some("--timeout <DUR>")),
+            ("exec -n --nb x", "--nonblock", Some("--nb")),
+            ("-q -v list", "--verbose...", Some("-v")),
+            ("monitor x", "--witness <CMD>", None),
+            ("exec --waite 5 x", "--waite", None),
+            ("exec", "<NAME>", None),
+        ] {
+            let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            assert_eq!(as_typed(shown, &words).as_deref(), typed, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_every_command_that_takes_a_time_says_how_it_is_written() {
+        let mut cli = Cli::command();
+        let mut taking = 0;
+        for command in cli.get_subcommands_mut() {
+            let help = command.render_long_help().to_string();
+            // As wide as the terminal.
+            let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+            let takes_time = help.contains("<DUR>");
+            taking += u32::from(takes_time);
+            let says = help.contains("500ms or 1m30s");
+            assert_eq!(takes_time, says, "{}", command.get_name());
+        }
+        assert!(taking >= 7, "{taking}");
     }
 
     #[test]

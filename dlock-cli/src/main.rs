@@ -17,7 +17,7 @@ mod table;
 mod watch;
 mod withdraw;
 
-use args::{Cli, Command, Doctor, Exec, Lead};
+use args::{Cli, Command, Doctor, Exec, Lead, as_typed};
 use clap::{
     Parser,
     error::{ContextKind, ContextValue, ErrorKind},
@@ -80,15 +80,28 @@ fn unread(mut error: clap::Error) -> Exit {
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
     );
-    let options = || env::args_os().take_while(|arg| arg != "--");
-    let json = options().any(|arg| arg == "--json");
+    let options = env::args_os().take_while(|arg| arg != "--");
+    let options: Vec<_> = options
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .collect();
+    let json = options.iter().any(|arg| arg == "--json");
+    let typed = |shown: &String| as_typed(shown, &options).unwrap_or_else(|| shown.clone());
+    for kind in [ContextKind::InvalidArg, ContextKind::PriorArg] {
+        let named = match error.get(kind) {
+            Some(ContextValue::String(one)) => ContextValue::String(typed(one)),
+            Some(ContextValue::Strings(all)) => {
+                ContextValue::Strings(all.iter().map(typed).collect())
+            }
+            _ => continue,
+        };
+        error.insert(kind, named);
+    }
     let stray = matches!(
         error.get(ContextKind::InvalidArg),
         Some(ContextValue::String(arg)) if !arg.starts_with('-')
     );
-    let runs = options().find(|arg| arg == "exec" || arg == "lead");
+    let runs = options.iter().find(|arg| *arg == "exec" || *arg == "lead");
     if let (true, Some(runs)) = (stray, runs) {
-        let runs = runs.display();
         let tip =
             format!("the command of {runs} comes after --: dlock {runs} NAME -- COMMAND [ARG]...");
         let tip = ContextValue::StyledStrs(vec![tip.into()]);
@@ -132,6 +145,7 @@ fn start(cli: Cli, store: &Store, output: &Output) -> io::Result<Exit> {
 
 async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output) -> Exit {
     let url = store.url_for(&cli.command);
+    #[cfg(any(feature = "redis", feature = "zk"))]
     store::provide_tls(&url);
     let mut signals = signals;
     let connecting = connect(&url, &cli.command);

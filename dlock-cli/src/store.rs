@@ -6,11 +6,13 @@ use crate::{
     output::Output,
     secret::{self, is_stdin},
 };
+#[cfg(feature = "sqlite")]
 use dlock::sqlite::SqliteConfig;
 use std::{
     env,
     ffi::OsString,
-    path::{Path, PathBuf},
+    iter,
+    path::{self, Path, PathBuf},
     time::Duration,
 };
 
@@ -35,6 +37,11 @@ impl Store {
         let url = match given {
             Some(url) => url,
             None if env::var_os(WITHHELD).is_some() => return Err(withheld()),
+            None if cfg!(not(feature = "sqlite")) => {
+                return Err(format!(
+                    "neither --url, --url-file nor ${URL} names the store, and this dlock was built without sqlite, whose file is the default"
+                ));
+            }
             None => default(|variable| env::var_os(variable))?,
         };
         is_built(&url)?;
@@ -111,9 +118,13 @@ fn is_session(url: &str) -> bool {
     url.starts_with("zk:") || url.starts_with("zk+tls:")
 }
 
-/// The stores that dlock is built without by default: their schemes, without `+tls` and the like, their features, and
-/// whether they are built in.
-const OPTIONAL: [(&[&str], &str, bool); 3] = [
+/// The stores: their schemes, without `+tls` and the like, their features, and whether they are built in.
+const BACKENDS: [(&[&str], &str, bool); 8] = [
+    (&["redis", "rediss"], "redis", cfg!(feature = "redis")),
+    (&["sqlite"], "sqlite", cfg!(feature = "sqlite")),
+    (&["mysql", "mariadb"], "mysql", cfg!(feature = "mysql")),
+    (&["zk"], "zk", cfg!(feature = "zk")),
+    (&["quorum"], "quorum", cfg!(feature = "quorum")),
     (&["mongodb"], "mongo", cfg!(feature = "mongo")),
     (
         &["postgres", "postgresql"],
@@ -125,11 +136,11 @@ const OPTIONAL: [(&[&str], &str, bool); 3] = [
 
 /// Refuses a store that is not built in.
 fn is_built(url: &str) -> Result<(), String> {
-    stores(url).try_for_each(|url| {
+    iter::once(url).chain(stores(url)).try_for_each(|url| {
         let scheme = url.split([':', '+']).next().unwrap_or_default();
         let scheme = scheme.to_ascii_lowercase();
-        let mut optional = OPTIONAL.iter();
-        match optional.find(|(schemes, ..)| schemes.contains(&&*scheme)) {
+        let mut backends = BACKENDS.iter();
+        match backends.find(|(schemes, ..)| schemes.contains(&&*scheme)) {
             Some((_, feature, false)) => Err(format!(
                 "this dlock was built without {scheme}: build it with `cargo install --locked --profile dist --path dlock-cli --features {feature}`"
             )),
@@ -147,21 +158,41 @@ fn is_usable(url: &str, is_default: bool) -> Result<(), String> {
     let scheme = place.split(':').next().unwrap_or_default();
     if scheme.eq_ignore_ascii_case("memory") {
         return Err(
-            "the locks of memory: live inside one process, so they would exclude no other dlock: use sqlite:PATH, or a server"
+            "the locks of memory: live inside one process, so they would exclude no other dlock: use sqlite:/PATH, or a server"
                 .to_owned(),
         );
     }
-    // A path that cannot be read is refused where it is opened.
-    let Ok(file) = place.parse::<SqliteConfig>() else {
+    let Some(file) = file(place) else {
         return Ok(());
     };
-    match file.path().parent() {
-        Some(folder) if !is_default && folder != Path::new("") && !folder.is_dir() => Err(format!(
+    if file.is_relative() {
+        let full = path::absolute(&file).map_or_else(
+            |_| "the path in full".to_owned(),
+            |full| format!("sqlite:{}", escaped(&full.to_string_lossy())),
+        );
+        return Err(format!(
+            "{place} is another file in each working directory, so it would not exclude a dlock that runs in another one: write {full}"
+        ));
+    }
+    match file.parent() {
+        Some(folder) if !is_default && !folder.is_dir() => Err(format!(
             "there is no directory {}: is the path right? If it is, make the directory first",
             folder.display()
         )),
         _ => Ok(()),
     }
+}
+
+/// The path in a `sqlite:` URL. One that cannot be read is refused where it is opened.
+#[cfg(feature = "sqlite")]
+fn file(url: &str) -> Option<PathBuf> {
+    let config = url.parse::<SqliteConfig>().ok()?;
+    Some(config.path().to_owned())
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn file(_: &str) -> Option<PathBuf> {
+    None
 }
 
 fn withheld() -> String {
@@ -172,6 +203,7 @@ fn withheld() -> String {
 
 /// A process may have only one TLS provider, so the library leaves it to dlock. Only URLs that may need one
 /// pay for it.
+#[cfg(any(feature = "redis", feature = "zk"))]
 pub(crate) fn provide_tls(url: &str) {
     let scheme = url.split(':').next().unwrap_or_default();
     let scheme = scheme.to_ascii_lowercase();
@@ -219,7 +251,7 @@ fn escaped(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{OPTIONAL, default, is_built, with_session};
+    use super::{BACKENDS, default, is_built, with_session};
     use std::{ffi::OsString, time::Duration};
 
     fn with<'a>(set: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
@@ -244,24 +276,28 @@ mod tests {
 
     #[test]
     fn a_store_that_is_not_built_in_is_named_with_its_feature() {
-        for (url, feature) in [
-            ("mongodb+srv://h/", "mongo"),
-            ("MongoDB://h/", "mongo"),
-            ("postgresql://h/", "postgres"),
-            ("postgres:///app?host=/run", "postgres"),
-            ("etcd+tls://h:2379/", "etcd"),
+        for (url, features) in [
+            ("rediss://etcd/", &["redis"][..]),
+            ("redis+unix:///s.sock", &["redis"]),
+            ("sqlite:/s", &["sqlite"]),
+            ("mariadb://h/d", &["mysql"]),
+            ("zk+tls://h", &["zk"]),
+            ("mongodb+srv://h/", &["mongo"]),
+            ("MongoDB://h/", &["mongo"]),
+            ("postgresql://h/", &["postgres"]),
+            ("postgres:///app?host=/run", &["postgres"]),
+            ("etcd+tls://h:2379/", &["etcd"]),
+            ("quorum:redis://a etcd://b", &["quorum", "redis", "etcd"]),
+            ("/mongodb", &[]),
         ] {
-            let (_, _, built) = OPTIONAL.iter().find(|(_, its, _)| *its == feature).unwrap();
-            match is_built(url) {
-                Ok(()) => assert!(built, "{url}"),
-                Err(refusal) => {
-                    let ending = format!("--features {feature}`");
-                    assert!(!built && refusal.ends_with(&ending), "{refusal}");
-                }
-            }
-        }
-        for url in ["sqlite:/s", "redis://etcd/", "/mongodb", "zk+tls://h"] {
-            assert_eq!(is_built(url), Ok(()), "{url}");
+            let off = BACKENDS.iter().filter(|(_, _, built)| !built);
+            let off: Vec<_> = off.map(|(_, feature, _)| *feature).collect();
+            let missing = features.iter().find(|feature| off.contains(feature));
+            let ending = missing.map(|feature| format!("--features {feature}`"));
+            let refusal = is_built(url).err();
+            assert_eq!(refusal.is_some(), ending.is_some(), "{url}: {refusal:?}");
+            let refusal = refusal.unwrap_or_default();
+            assert!(refusal.ends_with(&ending.unwrap_or_default()), "{refusal}");
         }
     }
 
@@ -271,8 +307,9 @@ mod tests {
         let (_, features) = manifest.split_once("[features]\n").unwrap();
         let (features, _) = features.split_once("\n\n").unwrap();
         let named = features.lines().filter_map(|line| line.split_once(" = "));
-        let named: Vec<_> = named.map(|(feature, _)| feature).collect();
-        assert_eq!(named, OPTIONAL.map(|(_, feature, _)| feature));
+        let named = named.map(|(feature, _)| feature);
+        let named: Vec<_> = named.filter(|feature| *feature != "default").collect();
+        assert_eq!(named, BACKENDS.map(|(_, feature, _)| feature));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is said about each command and option.
 
 use crate::bed::{
-    Desk, at, dlock, is_free, is_held, name, ran, run, server, start, until, until_held,
+    Desk, at, beside, dlock, is_free, is_held, name, ran, run, server, start, until, until_held,
 };
 use std::{collections::BTreeSet, fs, io::Write, process::Stdio};
 
@@ -76,6 +76,34 @@ fn the_three_streams_are_the_command_s_own() {
         (out.stdout.as_slice(), out.stderr.as_slice()),
         (&b"in\n"[..], &b"err\n"[..])
     );
+}
+
+#[test]
+fn a_stream_that_is_closed_does_not_hinder_a_command() {
+    let lock = name("closed");
+    let d = crate::bed::DLOCK;
+    for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
+        let mut shell = beside(&dlock(&[]), "sh");
+        let line = format!("'{d}' exec -n '{lock}' -c 'exit 7' {closed}");
+        shell.args(["-c", &line]);
+        run(shell).expect(7);
+        is_free(&lock);
+    }
+}
+
+#[test]
+fn a_name_may_have_blanks_and_breaks_and_is_shown_on_one_line() {
+    for odd in ["a b", "a\tb", "a\nb", "it's"] {
+        let lock = format!("{}/{odd}", name("odd"));
+        let hold = ran(&["acquire", &lock]).expect(0).stdout;
+        ran(&["exec", "-n", &lock, "--", "true"]).expect(1);
+        let shown = ran(&["inspect", &lock]).expect(0).stdout;
+        assert_eq!(shown.lines().count(), 1, "{shown}");
+        let shown = ran(&["list", &lock]).expect(0).stdout;
+        assert_eq!(shown.lines().count(), 2, "{shown}");
+        ran(&["release", &lock, hold.trim()]).expect(0);
+        is_free(&lock);
+    }
 }
 
 #[test]

@@ -152,12 +152,26 @@ fn a_file_in_a_directory_that_is_not_there_gives_64_and_makes_none() {
     let out = run(at(&url, &exec)).expect(64);
     assert!(out.stderr.contains(&desk.text("tpyo")), "{out:?}");
     assert!(!desk.path("tpyo").exists());
-    for url in [&url.replace("/tpyo", ""), "sqlite:here.db"] {
-        let mut command = at(url, &exec);
-        command.current_dir(desk.path("."));
-        run(command).expect(0);
+    run(at(&url.replace("/tpyo", ""), &exec)).expect(0);
+    assert!(desk.path("locks.db").exists());
+}
+
+#[test]
+fn a_file_of_a_relative_path_gives_64_and_the_path_in_full() {
+    let desk = Desk::new();
+    for url in [
+        "sqlite:a%25b.db",
+        "sqlite://./a%25b.db",
+        "SQLite:a%25b.db?mode=rwc",
+    ] {
+        let mut command = at(url, &["exec", "x", "--", "true"]);
+        command.current_dir(desk.path(""));
+        let out = run(command).expect(64);
+        let (_, full) = out.stderr.trim().rsplit_once("write ").unwrap();
+        // As it stands there, it is right.
+        run(at(full, &["exec", "x", "--", "true"])).expect(0);
+        assert!(desk.path("a%b.db").exists(), "{full}");
     }
-    assert!(desk.path("locks.db").exists() && desk.path("here.db").exists());
 }
 
 #[test]

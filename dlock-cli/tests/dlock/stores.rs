@@ -3,8 +3,8 @@
 use crate::bed::{DLOCK, Desk, Out, Running, at, is_alive, name, run, server, start, until};
 use crate::session;
 use dlock_conformance::testbed::{
-    EtcdServer, MariadbServer, MongoServer, PostgresServer, mariadb::MariadbOptions,
-    mongo::Deployment,
+    EtcdServer, MariadbServer, MongoServer, PostgresServer, RedisServer, mariadb::MariadbOptions,
+    mongo::Deployment, redis::RedisOptions,
 };
 use nix::sys::signal::Signal;
 use std::fs;
@@ -85,6 +85,24 @@ fn zookeeper() {
         url: session::url(),
         outlives: false,
     });
+}
+
+#[test]
+fn quorum() {
+    let servers = [(); 3].map(|()| RedisServer::start(RedisOptions::default()).unwrap());
+    let urls = servers.each_ref().map(|server| server.url());
+    let store = Store {
+        backend: "quorum",
+        url: format!("quorum:{}", urls.join(" ")),
+        outlives: true,
+    };
+    over(&store);
+    // The lease is one with which a step may take a while on a loaded machine.
+    let found = store.run(&["doctor", "--lease", "10m"]).expect(1);
+    let shared = "3 of 3 stores are on the host 127.0.0.1";
+    for words in urls.iter().map(String::as_str).chain([shared]) {
+        assert!(found.stdout.contains(words), "{words}: {found:?}");
+    }
 }
 
 fn over(store: &Store) {

@@ -12,7 +12,7 @@ use dlock_core::driver::{
     kit::{in_runtime, log_findings},
 };
 use etcd_client::{
-    AlarmAction, AlarmResponse, AlarmType, Client, ConnectOptions, Error as Native,
+    AlarmAction, AlarmMember, AlarmType, Client, ConnectOptions, Error as Native,
     LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, MemberListResponse, Txn, TxnResponse,
 };
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -189,7 +189,10 @@ impl Connection {
             client.alarm(AlarmAction::Get, AlarmType::None, None).await
         });
         let mut found = vec![judge_members(members.await)];
-        found.extend(judge_alarms(alarms.await));
+        let raised = alarms
+            .await
+            .map(|answer| answer.alarms().iter().map(AlarmMember::alarm).collect());
+        found.extend(judge_alarms(raised));
         Ok(found)
     }
 
@@ -363,20 +366,19 @@ fn judge_members(list: Result<MemberListResponse>) -> Finding {
     Finding::voters(format!("the cluster has {voters} voting members"), voters)
 }
 
-fn judge_alarms(answer: Result<AlarmResponse>) -> Vec<Finding> {
-    let answer = match answer {
-        Ok(answer) => answer,
+fn judge_alarms(raised: Result<Vec<AlarmType>>) -> Vec<Finding> {
+    let raised = match raised {
+        Ok(raised) => raised,
         Err(error) => return vec![unread("alarms", &error)],
     };
     let mut found = Vec::new();
-    let raised = |alarm| answer.alarms().iter().any(|it| it.alarm() == alarm);
-    if raised(AlarmType::Nospace) {
+    if raised.contains(&AlarmType::Nospace) {
         found.push(Finding::void(
             "the alarm NOSPACE is raised: a member reached its quota, and no lock can be taken",
             "compact, defragment or raise the quota, then run etcdctl alarm disarm",
         ));
     }
-    if raised(AlarmType::Corrupt) {
+    if raised.contains(&AlarmType::Corrupt) {
         found.push(Finding::void(
             "the alarm CORRUPT is raised: the data of two members differ",
             "replace the corrupt member, then run etcdctl alarm disarm",
@@ -454,8 +456,31 @@ const SLOW_MEMBER: &str = "a member of the etcd cluster did not answer in time";
 
 #[cfg(test)]
 mod tests {
-    use super::{judge_alarms, judge_members};
+    use super::{AlarmType, judge_alarms, judge_members};
     use dlock_core::driver::{DriverError, Severity};
+
+    #[test]
+    fn each_alarm_that_is_raised_is_void_once() {
+        use AlarmType::{Corrupt, Nospace};
+        for (raised, wanted) in [
+            (vec![Nospace], vec!["NOSPACE"]),
+            (vec![Corrupt], vec!["CORRUPT"]),
+            // Each member raises its own.
+            (vec![Corrupt, Nospace, Corrupt], vec!["NOSPACE", "CORRUPT"]),
+        ] {
+            let found = judge_alarms(Ok(raised));
+            assert_eq!(found.len(), wanted.len(), "{found:?}");
+            for (finding, word) in found.iter().zip(wanted) {
+                assert_eq!(finding.severity, Severity::Void, "{finding}");
+                assert!(finding.what.contains(word), "{finding}");
+            }
+        }
+        let quiet = judge_alarms(Ok(Vec::new()));
+        assert!(
+            quiet.len() == 1 && quiet[0].severity == Severity::Ok,
+            "{quiet:?}"
+        );
+    }
 
     #[test]
     fn what_the_user_may_not_read_is_told_and_is_no_warning() {

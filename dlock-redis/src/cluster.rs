@@ -174,20 +174,9 @@ impl Cluster {
     }
 
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let mut found = Vec::new();
-        for addr in self.masters() {
-            match self.diagnose_one(&addr, found.is_empty()).await {
-                Ok(its) => found.extend(its),
-                Err(error) => {
-                    let what = format!("{addr}: {}", error.chain());
-                    found.push(Finding::warning(
-                        what,
-                        "see why this master does not answer",
-                    ));
-                }
-            }
-        }
-        Ok(found)
+        let ask =
+            |addr: NodeAddr, is_first| async move { self.diagnose_one(&addr, is_first).await };
+        Ok(diagnose_all(self.masters(), ask).await)
     }
 
     async fn diagnose_one(&self, addr: &NodeAddr, is_first: bool) -> Result<Vec<Finding>> {
@@ -202,7 +191,11 @@ impl Cluster {
             let settings = connection.command(ask).await;
             // When the client connects, no caller has asked for a lease yet.
             let lease = self.shortest.asked().unwrap_or(DEFAULT_LEASE);
-            found.extend(settings.map_or_else(|_| vec![unread()], |it| findings(&it, lease)));
+            found.extend(settings.map_or_else(
+                // A user that only takes locks may not read them.
+                |_| vec![unread("grant +config|get to have them checked")],
+                |it| findings(&it, lease),
+            ));
         }
         Ok(found)
     }
@@ -352,11 +345,37 @@ async fn cluster_nodes(connection: &Arc<Connection>) -> Result<String> {
     nodes.ok_or_else(error::garbled)
 }
 
-/// A user that only takes locks may not read the settings of a cluster.
-fn unread() -> Finding {
-    Finding::ok(
-        "not checked: cluster-node-timeout and cluster-require-full-coverage; grant +config|get to have them checked",
-    )
+/// Asks each master; `ask` is told until the first one answers that it is to read the settings of the cluster as well.
+async fn diagnose_all<F>(masters: Vec<NodeAddr>, ask: impl Fn(NodeAddr, bool) -> F) -> Vec<Finding>
+where
+    F: Future<Output = Result<Vec<Finding>>>,
+{
+    let (mut found, mut is_first) = (Vec::new(), true);
+    for addr in masters {
+        match ask(addr.clone(), is_first).await {
+            Ok(its) => {
+                is_first = false;
+                found.extend(its);
+            }
+            Err(error) => {
+                let what = format!("{addr}: {}", error.chain());
+                found.push(Finding::warning(
+                    what,
+                    "see why this master does not answer",
+                ));
+            }
+        }
+    }
+    if is_first {
+        found.push(unread("no master answered"));
+    }
+    found
+}
+
+fn unread(why: &str) -> Finding {
+    Finding::ok(format!(
+        "not checked: cluster-node-timeout and cluster-require-full-coverage; {why}"
+    ))
 }
 
 /// What the settings of a cluster mean for a lock of that lease.
@@ -406,3 +425,34 @@ const MOST_HOPS: u32 = 5;
 const SPLIT: Duration = Duration::from_millis(10);
 /// Such pauses for one request. The core makes longer ones.
 const MOST_PAUSES: u32 = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::{NodeAddr, diagnose_all};
+    use crate::error;
+    use dlock_core::driver::{Finding, Severity};
+
+    #[tokio::test]
+    async fn the_first_master_that_answers_is_asked_for_the_settings_of_the_cluster() {
+        let ask = |addr: NodeAddr, is_first: bool| async move {
+            match &*addr {
+                "down" => Err(error::unanswered()),
+                _ if is_first => Ok(vec![Finding::ok(format!("{addr} has them"))]),
+                _ => Ok(Vec::new()),
+            }
+        };
+        for (masters, wanted) in [
+            (["a", "b"], "a has them"),
+            (["down", "b"], "b has them"),
+            (["down", "down"], "not checked"),
+        ] {
+            let found = diagnose_all(masters.map(NodeAddr::from).to_vec(), ask).await;
+            let settings = found.iter().filter(|it| it.severity == Severity::Ok);
+            let settings: Vec<_> = settings.map(|it| &*it.what).collect();
+            assert!(
+                settings.len() == 1 && settings[0].starts_with(wanted),
+                "{masters:?}: {found:?}"
+            );
+        }
+    }
+}

@@ -272,15 +272,19 @@ impl Connection {
 
     /// What the server's settings mean for a lock, where the user may read settings.
     pub(crate) async fn diagnose(self: &Arc<Self>, acks: &Acks) -> Result<Vec<Finding>> {
-        let info = self.info().await?;
-        let mut ask = redis::cmd("CONFIG");
-        ask.arg("GET").arg("appendfsync");
-        // Not every user may read it, and managed servers may not have the command.
-        let config = self.setting(ask).await.ok();
-        let fsync = config
-            .as_ref()
-            .and_then(|it| commands::field(it, "appendfsync"));
-        let mut found = findings(&info, acks, fsync);
+        let mut found = match self.info().await {
+            Ok(info) => {
+                let mut ask = redis::cmd("CONFIG");
+                ask.arg("GET").arg("appendfsync");
+                // Not every user may read it, and managed servers may not have the command.
+                let config = self.setting(ask).await.ok();
+                let fsync = config
+                    .as_ref()
+                    .and_then(|it| commands::field(it, "appendfsync"));
+                findings(&info, acks, fsync)
+            }
+            Err(error) => vec![unread(error)?],
+        };
         found.extend(self.dialer.diagnose().await);
         let link = self.link(self.patience()).await?;
         found.extend(link.server.at(self.now()).map(Finding::clocks));
@@ -609,6 +613,16 @@ fn has_two_masters(info: &str) -> bool {
         .any(|line| line.split_once(':') == Some(("role", ACTIVE)))
 }
 
+/// A user that only takes locks may not read `INFO`. Any other error stays one.
+fn unread(error: DriverError) -> Result<Finding> {
+    match error::native(&error).and_then(RedisError::code) {
+        Some("NOPERM") => Ok(Finding::ok(
+            "not checked: role, replicas, persistence and maxmemory-policy; grant +info to have them checked",
+        )),
+        _ => Err(error),
+    }
+}
+
 /// What the settings in `INFO` mean for a lock. `fsync`: the value of `appendfsync`, which it does not show, if known.
 fn findings(info: &str, acks: &Acks, fsync: Option<&str>) -> Vec<Finding> {
     let value = |key: &str| {
@@ -666,7 +680,8 @@ fn findings(info: &str, acks: &Acks, fsync: Option<&str>) -> Vec<Finding> {
                 "set it to 1 or more, and use the fencing token",
             ),
             None => Finding::ok(format!(
-                "{replicas} replicas, which confirm every lock: a failover forgets none of theirs"
+                "{replicas} replicas, of which {} confirm every lock: a failover to one of those forgets none",
+                acks.replicas
             )),
         },
         ("aof_enabled", "0") => Finding::warning(
@@ -734,9 +749,10 @@ const HASTE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
-    use super::{findings, has_two_masters};
-    use crate::acks::Acks;
+    use super::{findings, has_two_masters, unread};
+    use crate::{acks::Acks, error};
     use dlock_core::driver::Severity;
+    use redis::Value;
     use std::time::Duration;
 
     fn acks(replicas: u32) -> Acks {
@@ -819,6 +835,18 @@ mod tests {
                 "{found:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_user_that_may_not_read_the_settings_is_told_so_and_a_silent_server_is_an_error() {
+        let line = b"-NOPERM User weak has no permissions to run the 'info' command\r\n";
+        let refusal = redis::parse_redis_value(line).and_then(Value::extract_error);
+        let found = unread(error::failed(refusal.unwrap_err()).error).unwrap();
+        assert!(
+            found.severity == Severity::Ok && found.what.contains("grant +info"),
+            "{found}"
+        );
+        assert!(unread(error::unanswered()).is_err());
     }
 
     #[test]

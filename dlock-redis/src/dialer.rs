@@ -86,7 +86,7 @@ impl Dialer {
                         .set_redis_settings(login.clone()),
                 )
             };
-            Sentinels::follow(sentinels, sentinel)
+            Sentinels::follow(sentinels, config.acks.replicas, sentinel)
         };
         let sentinels = config.sentinels.as_ref();
         Ok(Self {

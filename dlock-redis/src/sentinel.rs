@@ -47,6 +47,8 @@ struct Shared {
     dialed: Mutex<Vec<Dialed>>,
     /// The priorities of the replicas were read.
     checked: AtomicBool,
+    /// How many replicas confirm each lock.
+    confirming: u32,
 }
 
 /// What a sentinel said last.
@@ -81,6 +83,7 @@ impl Sentinels {
     /// Starts to follow the sentinels. Needs a runtime.
     pub(crate) fn follow(
         config: &SentinelConfig,
+        confirming: u32,
         client: impl Fn(ConnectionAddr) -> RedisResult<Client>,
     ) -> RedisResult<Self> {
         let clients = config.hosts.iter().cloned().map(client);
@@ -97,6 +100,7 @@ impl Sentinels {
             said: watch::Sender::new(vec![not_asked; config.hosts.len()]),
             dialed: Mutex::default(),
             checked: AtomicBool::new(false),
+            confirming,
         });
         let follow = |at| tokio::spawn(follow(Arc::clone(&shared), at));
         let mut following: Vec<_> = (0..shared.hosts.len()).map(follow).collect();
@@ -198,7 +202,7 @@ impl Shared {
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("REPLICAS").arg(&self.name);
         let replicas = native.send_packed_command(&ask).await?;
-        Ok(judge(&self.name, &replicas))
+        Ok(judge(&self.name, &replicas, self.confirming))
     }
 
     fn says(&self, at: usize, said: Said) {
@@ -335,23 +339,44 @@ fn limited() -> AsyncConnectionConfig {
         .set_response_timeout(Some(ANSWERS_WITHIN))
 }
 
-/// What the priorities in the answer to `SENTINEL REPLICAS` mean for a lock.
-fn judge(name: &str, replicas: &Value) -> Finding {
+/// What the priorities in the answer to `SENTINEL REPLICAS` mean for a lock that so many replicas confirm.
+fn judge(name: &str, replicas: &Value, confirming: u32) -> Finding {
     let Value::Array(replicas) = replicas else {
         return unread();
     };
     let priorities = replicas
         .iter()
         .filter_map(|it| commands::field(it, "slave-priority"));
-    match priorities.collect::<HashSet<_>>().len() {
-        0 | 1 => Finding::ok("no two replicas differ in replica-priority"),
-        _ => Finding::warning(
+    // A replica of priority 0 is never promoted.
+    let never = priorities.clone().filter(|it| *it == "0").count();
+    let promotable: HashSet<_> = priorities.filter(|it| *it != "0").collect();
+    // The confirmation of these alone says nothing of one that is promoted.
+    if confirming > 0 && u32::try_from(never).is_ok_and(|never| confirming <= never) {
+        return Finding::warning(
             format!(
-                "the replicas of {name:?} differ in replica-priority: a failover promotes the lowest, even one that lacks what others confirmed"
+                "{never} of the replicas of {name:?} have replica-priority 0, and may be all that confirm a lock: a failover promotes another"
             ),
-            "make them equal",
-        ),
+            "set dlock.replicas above their number",
+        );
     }
+    if promotable.len() < 2 {
+        return Finding::ok(
+            "no two replicas that a failover may promote differ in replica-priority",
+        );
+    }
+    // One of priority 0 may be among those that confirm, so it counts here.
+    let all = replicas.len();
+    if u32::try_from(all).is_ok_and(|all| all <= confirming) {
+        return Finding::ok(format!(
+            "all {all} replicas confirm every lock: a failover may promote any of them, whatever its replica-priority"
+        ));
+    }
+    Finding::warning(
+        format!(
+            "the replicas of {name:?} differ in replica-priority: a failover promotes the lowest, even one that lacks what others confirmed"
+        ),
+        "make them equal",
+    )
 }
 
 fn unread() -> Finding {
@@ -454,6 +479,7 @@ mod tests {
                     pushed: Arc::downgrade(&pushed),
                 }]),
                 checked: AtomicBool::new(true),
+                confirming: 0,
             };
             let ended = (0..20).find(|_| {
                 let asked = shared.clock.now();
@@ -491,6 +517,7 @@ mod tests {
                 pushed: Arc::downgrade(&pushed),
             }]),
             checked: AtomicBool::new(true),
+            confirming: 0,
         });
         let expiring = tokio::spawn(super::expire(Arc::clone(&shared)));
         tokio::task::yield_now().await; // it sleeps
@@ -501,20 +528,31 @@ mod tests {
     }
 
     #[test]
-    fn replicas_of_two_priorities_are_found() {
+    fn priorities_that_differ_are_found_unless_all_replicas_confirm() {
         let word = |text: &str| Value::BulkString(text.into());
-        let replicas = |all: &[&str]| {
-            let all = all
-                .iter()
-                .map(|it| Value::Map(vec![(word("slave-priority"), word(it))]));
-            Value::Array(all.collect())
-        };
-        let judged = |replicas: &Value| judge("locks", replicas);
-        let unequal = judged(&replicas(&["100", "0", "100"]));
-        assert_eq!(unequal.severity, Severity::Warning, "{unequal}");
-        let equal = judged(&replicas(&["100", "100"]));
-        assert!(equal.severity == Severity::Ok && equal.what.contains("no two"));
-        let unread = judged(&Value::Nil);
+        for (priorities, confirming, severity, words) in [
+            ("100 100", 0, Severity::Ok, "no two"),
+            ("100 50", 0, Severity::Warning, "differ"),
+            ("100 50", 1, Severity::Warning, "differ"),
+            ("100 50", 2, Severity::Ok, "all 2 replicas"),
+            // The one of priority 0 is never promoted.
+            ("100 0", 0, Severity::Ok, "no two"),
+            ("100 0 100", 0, Severity::Ok, "no two"),
+            ("100 0 100", 1, Severity::Warning, "replica-priority 0"),
+            ("100 0 100", 2, Severity::Ok, "no two"),
+            // It may be one of the two that confirm.
+            ("100 0 50", 2, Severity::Warning, "differ"),
+            ("100 0 50", 3, Severity::Ok, "all 3 replicas"),
+        ] {
+            let replica = |it| Value::Map(vec![(word("slave-priority"), word(it))]);
+            let replicas = Value::Array(priorities.split(' ').map(replica).collect());
+            let found = judge("locks", &replicas, confirming);
+            assert!(
+                found.severity == severity && found.what.contains(words),
+                "{priorities}, {confirming}: {found}"
+            );
+        }
+        let unread = judge("locks", &Value::Nil, 0);
         assert!(unread.severity == Severity::Ok && unread.what.contains("not checked"));
     }
 }

@@ -391,15 +391,9 @@ impl Session {
     /// Who may remove a lock.
     async fn rights(&self) -> Finding {
         let root = self.root.path();
-        match (self.acl, self.logs_in) {
-            (AclRule::Open, false) => Finding::ok(
-                "no user logs in: every client that reaches the servers may remove a lock",
-            ),
-            (AclRule::Open, true) => Finding::warning(
-                "a user logs in, but dlock.acl is open: every client that reaches the servers may remove a lock",
-                "set dlock.acl=creator in all clients",
-            ),
-            (AclRule::Creator, _) => match self.client.get_acl(root).await {
+        match self.acl {
+            AclRule::Open => open_to_all(self.given, self.logs_in),
+            AclRule::Creator => match self.client.get_acl(root).await {
                 Ok((acls, _)) if acls.iter().any(is_open) => Finding::warning(
                     format!(
                         "the node {root} is open to anyone: every client that reaches the servers may put a node of its own in \
@@ -512,6 +506,23 @@ impl fmt::Debug for Session {
     }
 }
 
+/// What `dlock.acl=open` means. `given`: the client is the application's, which may have logged in or not, whatever the
+/// URL says.
+fn open_to_all(given: bool, logs_in: bool) -> Finding {
+    match (given, logs_in) {
+        (true, _) => Finding::ok(
+            "dlock.acl is open: every client that reaches the servers may remove a lock",
+        ),
+        (false, false) => {
+            Finding::ok("no user logs in: every client that reaches the servers may remove a lock")
+        }
+        (false, true) => Finding::warning(
+            "a user logs in, but dlock.acl is open: every client that reaches the servers may remove a lock",
+            "set dlock.acl=creator in all clients",
+        ),
+    }
+}
+
 /// Whether every client may change what is below a node.
 fn is_open(acl: &Acl) -> bool {
     let changes = [Permission::CREATE, Permission::DELETE, Permission::ADMIN];
@@ -544,7 +555,7 @@ const GATES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
-    use super::{Proof, ensemble};
+    use super::{Proof, ensemble, open_to_all};
     use dlock_core::{Instant, driver::Severity};
     use std::time::Duration;
 
@@ -571,6 +582,22 @@ mod tests {
             proven(&[(7_500, 14_900), (15_000, 15_100), third]),
             at(7_500)
         );
+    }
+
+    #[test]
+    fn nothing_is_claimed_of_a_log_in_by_the_application() {
+        for (given, logs_in, severity, words) in [
+            (false, false, Severity::Ok, "no user logs in"),
+            (false, true, Severity::Warning, "a user logs in"),
+            (true, false, Severity::Ok, "dlock.acl is open"),
+            (true, true, Severity::Ok, "dlock.acl is open"),
+        ] {
+            let found = open_to_all(given, logs_in);
+            assert!(
+                found.severity == severity && found.what.starts_with(words),
+                "{given}, {logs_in}: {found}"
+            );
+        }
     }
 
     #[test]

@@ -96,6 +96,8 @@ fn redis_settings_are_found() {
     without(&server, "-config");
     let weak = server.url().replace("redis://", "redis://weak:p@");
     is_sound_and_says(&weak, &["unless appendfsync is always"]);
+    without(&server, "-info");
+    is_sound_and_says(&weak, &["grant +info to have them checked"]);
     set("appendfsync", "everysec");
     set("maxmemory-policy", "allkeys-lru");
     finds(&server.url(), WARNING, &["once maxmemory is set"]);
@@ -165,7 +167,7 @@ fn settings_of_a_redis_cluster_are_found_and_judged_by_the_lease() {
 }
 
 #[test]
-fn replicas_of_a_sentinel_that_differ_in_priority_are_found() {
+fn replicas_of_a_sentinel_that_differ_in_priority_are_found_unless_all_confirm() {
     let master = redis(&["--min-replicas-to-write", "1"]);
     let replicas = [redis(&[]), redis(&[])];
     let port = master.addr().port().to_string();
@@ -188,23 +190,24 @@ fn replicas_of_a_sentinel_that_differ_in_priority_are_found() {
         });
         sentinel
     };
-    let url = |sentinel: &SentinelServer| {
-        let settings = "dlock.replicas=2&dlock.replicas-timeout=10s";
+    let url = |sentinel: &SentinelServer, confirming: u32| {
+        let settings = format!("dlock.replicas={confirming}&dlock.replicas-timeout=10s");
         format!("redis+sentinel://{}/{NAME}?{settings}", sentinel.addr())
     };
     let equal = sentinel("100");
-    let words = ["no two replicas differ", "2 replicas, which confirm"];
-    is_sound_and_says(&url(&equal), &words);
+    let words = ["no two replicas that", "2 replicas, which confirm"];
+    is_sound_and_says(&url(&equal, 1), &words);
     let less = ["CONFIG", "SET", "replica-priority", "50"];
     replicas[0].command(&less).unwrap();
     let unequal = sentinel("50");
     let words = "differ in replica-priority";
-    finds(&url(&unequal), WARNING, &[words]);
+    finds(&url(&unequal, 1), WARNING, &[words]);
+    is_sound_and_says(&url(&unequal, 2), &["all 2 replicas confirm every lock"]);
     let hidden = ["ACL", "SETUSER", "default", "-sentinel|replicas"];
     until("the sentinel to hide them", || {
         equal.command(&hidden).is_ok()
     });
-    is_sound_and_says(&url(&equal), &["not checked: replica-priority"]);
+    is_sound_and_says(&url(&equal, 1), &["not checked: replica-priority"]);
 }
 
 #[test]

@@ -153,12 +153,13 @@ impl Soak {
         let capabilities = self.client.capabilities();
         let end = Instant::now() + PRESENCE + capabilities.late + capabilities.lapse;
         loop {
+            let is_over = Instant::now() > end;
             let shown: Vec<_> = self.client.admin().list("~alive:").try_collect().await?;
             let mut left = shown
                 .iter()
                 .filter(|shown| !shown.holders.is_empty())
                 .peekable();
-            if left.peek().is_none() || Instant::now() > end {
+            if left.peek().is_none() || is_over {
                 left.for_each(|shown| self.verdict.find(Found::Leftover, &shown.name));
                 return Ok(());
             }

@@ -96,10 +96,11 @@ fn unread(mut error: clap::Error) -> Exit {
         };
         error.insert(kind, named);
     }
-    let stray = matches!(
-        error.get(ContextKind::InvalidArg),
-        Some(ContextValue::String(arg)) if !arg.starts_with('-')
-    );
+    let stray = error.kind() == ErrorKind::UnknownArgument
+        && matches!(
+            error.get(ContextKind::InvalidArg),
+            Some(ContextValue::String(arg)) if !arg.starts_with('-')
+        );
     let runs = options.iter().find(|arg| *arg == "exec" || *arg == "lead");
     if let (true, Some(runs)) = (stray, runs) {
         let tip =

@@ -195,7 +195,7 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
             }
             "dlock.replicas-timeout" => {
                 let legal = LEAST_WITHIN..=MOST_WITHIN;
-                let within = parse_span(value).filter(|it| legal.contains(it));
+                let within = parse_span(value).ok().filter(|it| legal.contains(it));
                 self.acks.within = within.ok_or_else(|| {
                     DriverError::misuse(format!(
                         "{key} must be a time such as 100ms, from {LEAST_WITHIN:?} to {MOST_WITHIN:?}, not {value:?}"
@@ -604,7 +604,7 @@ mod tests {
             ("replicas=-1", "0 to 100"),
             ("replicas=101", "0 to 100"),
             ("replicas-timeout=0ms", "from 1ms to 60s"),
-            ("replicas-timeout=5", "such as 100ms"),
+            ("replicas-timeout=soon", "such as 100ms"),
             ("fsync=yes", "true or false"),
         ] {
             let url = format!("redis://h/?dlock.{setting}");

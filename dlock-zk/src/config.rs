@@ -155,9 +155,8 @@ setAcl /dlock auth:locker:cdrwa
     fn set(self, key: &str, value: &str) -> Result<Self> {
         match key {
             "dlock.session" => {
-                let no_time =
-                    || DriverError::misuse(format!("{key} is no time such as 500ms: {value:?}"));
-                self.with_session(parse_span(value).ok_or_else(no_time)?)
+                let no_time = |error| DriverError::misuse(format!("{key}: {error}"));
+                self.with_session(parse_span(value).map_err(no_time)?)
             }
             "dlock.sessions" => {
                 let no_number =
@@ -333,7 +332,7 @@ mod tests {
     #[test]
     fn a_url_says_everything() {
         let config: ZkConfig =
-            "zk://me:s%40crt@b:2,a:1/x/y/?dlock.session=10s&dlock.sessions=4&dlock.acl=creator"
+            "zk://me:s%40crt@b:2,a:1/x/y/?dlock.session=10&dlock.sessions=4&dlock.acl=creator"
                 .parse()
                 .unwrap();
         assert_eq!(
@@ -360,7 +359,7 @@ mod tests {
             ("zk://a:1/./y", "cannot be the root"),
             ("zk://a:1/x/y-lock-0000000001", "cannot be the root"),
             ("zk://a:1?dlock.sessions=5", "between 1 and 4"),
-            ("zk://a:1?dlock.session=1", "no time"),
+            ("zk://a:1?dlock.session=soon", "no time"),
             ("zk://a:1?dlock.session=1ms", "must be between"),
             ("zk://a:1?dlock.acl=creator", "needs a user"),
             ("zk://canary@a:1", "user:password"),

@@ -1,6 +1,9 @@
 //! Connecting by URL: the scheme chooses the driver.
 
-use dlock_core::{Client, ClientBuilder, Error, ErrorKind, Lease, driver::DistributedLock};
+use dlock_core::{
+    Client, ClientBuilder, Error, ErrorKind, Lease,
+    driver::{DistributedLock, kit::parse_span},
+};
 use std::{error::Error as _, sync::Arc, time::Duration};
 
 /// Connects to the store of a URL; the scheme chooses the driver.
@@ -31,6 +34,8 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `dlock.lease` | `100ms` to `365days` | `30s` | the lease of locks that name none, renewed by the watchdog |
 /// | `dlock.presence` | `100ms` to `365days` | none | the [presence](ClientBuilder::presence) of the client: locks of a dead client are free after it |
 /// | `dlock.poll` | `1ms` to `1m` | `100ms` | how often a waiter polls at most, on a store that cannot wake it |
+///
+/// A time is a number of seconds, such as `10` or `0.5`, or has units, such as `500ms` or `1m30s`.
 ///
 /// A quorum has them as words of their own: `quorum:URL URL URL dlock.lease=10s`.
 ///
@@ -310,11 +315,7 @@ impl Settings {
 }
 
 fn time(key: &str, value: &str) -> Result<Duration, Error> {
-    humantime::parse_duration(value).map_err(|error| {
-        Error::misuse(format!(
-            "{key} must be a time such as 500ms, 10s or 1m30s, not {value:?}: {error}"
-        ))
-    })
+    parse_span(value).map_err(|error| Error::misuse(format!("{key}: {error}")))
 }
 
 /// A driver that refuses a parameter lists its own parameters. The user may have mistyped a common one, so

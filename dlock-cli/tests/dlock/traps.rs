@@ -33,6 +33,7 @@ const COMMANDS: &[Row] = &[
     ("exec -- echo ran", 64, &["<NAME>"]),
     ("exec", 64, &["<NAME>"]),
     ("exec '' -- echo ran", 64, &["<NAME>", "at least one byte"]),
+    ("lead '' -- echo ran", 64, &["<NAME>", "at least one byte"]),
     ("exec LONG -- echo ran", 64, &["<NAME>", "512"]),
     ("exec -nightly -- echo ran", 64, &["-i"]),
     ("exec LOCK -c", 64, &["-c <TEXT>"]),
@@ -527,11 +528,13 @@ fn refused(rows: &[Row], url: &str) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The code, the words, no secret, nothing of Rust's debug output, and no command that ran.
+/// The code, the words, no secret, nothing of Rust's debug output, no tip about `--` but where it is among the words,
+/// and no command that ran.
 fn is_right(out: &Out, code: i32, words: &[String]) -> bool {
     let error = &out.stderr;
     out.code() == code
         && words.iter().all(|words| error.contains(words.as_str()))
+        && error.contains("comes after --") == words.iter().any(|it| it.contains("NAME -- COMMAND"))
         && [
             "canary",
             "Some(",

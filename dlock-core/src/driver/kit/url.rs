@@ -132,25 +132,28 @@ pub fn encode_segment(name: &str) -> String {
     utf8_percent_encode(name, ENCODED).to_string()
 }
 
-/// A time in a setting: `500ms`, `10s`, `2m`. `None`: it is none of these.
+/// A time in a setting or on the command line: a number of seconds, or a time with units.
+///
+/// # Errors
+/// The text, and why it is no time.
 ///
 /// # Examples
 /// ```
 /// use dlock_core::driver::kit::parse_span;
+/// use std::time::Duration;
 ///
-/// assert_eq!(parse_span("500ms").unwrap().as_millis(), 500);
-/// assert_eq!(parse_span("soon"), None);
+/// assert_eq!(parse_span("10"), Ok(Duration::from_secs(10)));
+/// assert_eq!(parse_span("1m30s"), Ok(Duration::from_secs(90)));
+/// assert!(parse_span("soon").is_err());
 /// ```
-#[must_use]
-pub fn parse_span(text: &str) -> Option<Duration> {
-    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
-    let unit = match unit {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => return None,
-    };
-    unit.checked_mul(count.parse().ok()?)
+pub fn parse_span(text: &str) -> std::result::Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|error| format!("{text} s is no time: {error}")),
+        Err(_) => humantime::parse_duration(text).map_err(|error| {
+            format!("{text:?} is no time such as 10, 0.5, 500ms or 1m30s: {error}")
+        }),
+    }
 }
 
 fn decoded(text: &str) -> String {
@@ -160,7 +163,8 @@ fn decoded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::split_url;
+    use super::{parse_span, split_url};
+    use std::time::Duration;
 
     const KNOWN: [&str; 3] = ["dlock.prefix", "dlock.create", "protocol"];
 
@@ -196,6 +200,33 @@ mod tests {
             let known = "known: dlock.prefix, dlock.create, protocol";
             assert!(error.contains(shown) && error.ends_with(known), "{error}");
             assert!(!error.contains("canary"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_time_is_seconds_or_has_units() {
+        for (text, millis) in [
+            ("0", 0),
+            ("10", 10_000),
+            ("0.25", 250),
+            ("10s", 10_000),
+            ("500ms", 500),
+            ("1m30s", 90_000),
+        ] {
+            let time = Duration::from_millis(millis);
+            assert_eq!(parse_span(text), Ok(time), "{text}");
+        }
+        for wrong in [
+            "-1",
+            "x",
+            "",
+            "inf",
+            "NaN",
+            "1e300",
+            "99999999999999999999h",
+            "1 parsec",
+        ] {
+            parse_span(wrong).unwrap_err();
         }
     }
 }

@@ -109,6 +109,21 @@ impl AnyLock {
         self.each(|lock| lock.max_hold(time))
     }
 
+    /// Counts the locks under `class` in the metrics: see [`Lock::class`].
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(any: dlock_core::AnyLock) -> Result<(), dlock_core::Error> {
+    /// let any = any.class("orders");
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(self, class: &str) -> Self {
+        self.each(|lock| lock.class(class))
+    }
+
     fn each(mut self, change: impl FnMut(Lock) -> Lock) -> Self {
         self.locks = self.locks.into_iter().map(change).collect();
         self

@@ -114,6 +114,22 @@ impl Election {
         self
     }
 
+    /// Counts the lock under `class` in the metrics: see [`Lock::class`].
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(election: dlock_core::Election) -> Result<(), dlock_core::Error> {
+    /// let election = election.class("orders");
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(mut self, class: &str) -> Self {
+        self.lock = self.lock.class(class);
+        self
+    }
+
     /// Waits until this client leads. The term is a [`Guard`]: its token grows with every term, by more
     /// than one. After a resignation it first lets others come,
     /// for a third to half of the lease.

@@ -208,6 +208,22 @@ impl Job {
         self
     }
 
+    /// Counts the lock under `class` in the metrics: see [`Lock::class`]. The counter of ticks has no class.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(job: dlock_core::Job) -> Result<(), dlock_core::Error> {
+    /// let job = job.class("orders");
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(mut self, class: &str) -> Self {
+        self.lock = self.lock.class(class);
+        self
+    }
+
     /// Calls this with what became of each tick. It must not block. The log has the same, under
     /// `dlock::job`.
     ///

@@ -145,6 +145,21 @@ impl LockSet {
         self.each(|lock| lock.max_hold(time))
     }
 
+    /// Counts each lock under `class` in the metrics: see [`Lock::class`].
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(set: dlock_core::LockSet) -> Result<(), dlock_core::Error> {
+    /// let set = set.class("orders");
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(self, class: &str) -> Self {
+        self.each(|lock| lock.class(class))
+    }
+
     fn each(mut self, change: impl FnMut(Lock) -> Lock) -> Self {
         self.locks = self.locks.into_iter().map(change).collect();
         self

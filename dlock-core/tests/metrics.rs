@@ -362,6 +362,42 @@ async fn a_hold_that_is_attached_again_keeps_its_class() -> Result<(), Error> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sets_elections_and_jobs_are_counted_under_their_class() -> Result<(), Error> {
+    let bench = Bench::new();
+    let (client, _) = bench.client();
+    let (set, any, election, job) = metrics::with_local_recorder(&bench.recorder, || {
+        Ok::<_, Error>((
+            client.lock_all(["a", "b"])?.class("set"),
+            client.lock_any(["c", "d"])?.class("any"),
+            client.election("e")?.class("election"),
+            client.job("f")?.every(60 * SECOND).class("job"),
+        ))
+    })?;
+    for (_, outcome) in set.acquire().await?.release().await {
+        outcome?;
+    }
+    let taken = any.acquire().await?;
+    any.acquire().await?.release().await?; // the other one
+    taken.release().await?;
+    election.resign(election.campaign().await?).await?;
+    let a_tick = time::timeout(90 * SECOND, job.run(|_term| async { Ok::<_, Error>(()) }));
+    a_tick.await.unwrap_err();
+
+    let counts = bench.counts();
+    assert_eq!(
+        counts.under("dlock_acquire_total memory "),
+        [
+            ("any acquired", 2.0),
+            ("any held", 1.0),
+            ("election acquired", 1.0),
+            ("job acquired", 1.0),
+            ("set acquired", 2.0),
+        ]
+    );
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hold_and_a_waiter_stand_in_the_gauges_and_no_name_in_a_label() -> Result<(), Error> {
     let bench = Bench::new();
     let (client, _) = bench.client();

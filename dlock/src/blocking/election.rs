@@ -53,6 +53,15 @@ impl Election {
         self
     }
 
+    /// Counts the lock under `class` in the metrics: see [`dlock::Lock::class`](crate::Lock::class).
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(mut self, class: &str) -> Self {
+        self.election = self.election.class(class);
+        self
+    }
+
     /// Waits until this process leads.
     ///
     /// # Errors
@@ -149,6 +158,14 @@ impl Job {
     #[must_use]
     pub fn lease(self, lease: Lease) -> Self {
         self.with(|job| job.lease(lease))
+    }
+
+    /// Counts the lock under `class` in the metrics: see [`dlock::Job::class`](crate::Job::class).
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(self, class: &str) -> Self {
+        self.with(|job| job.class(class))
     }
 
     /// Calls back after each tick, on the client's thread: see [`dlock::Job::on_report`](crate::Job::on_report).

@@ -205,6 +205,15 @@ impl LockSet {
         self
     }
 
+    /// Counts each lock under `class` in the metrics: see [`dlock::Lock::class`](crate::Lock::class).
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(mut self, class: &str) -> Self {
+        self.locks = self.locks.class(class);
+        self
+    }
+
     /// Acquires all locks and waits without a limit.
     ///
     /// # Errors
@@ -278,6 +287,15 @@ impl AnyLock {
     #[must_use]
     pub fn max_hold(mut self, time: Duration) -> Self {
         self.locks = self.locks.max_hold(time);
+        self
+    }
+
+    /// Counts the locks under `class` in the metrics: see [`dlock::Lock::class`](crate::Lock::class).
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn class(mut self, class: &str) -> Self {
+        self.locks = self.locks.class(class);
         self
     }
 

@@ -304,25 +304,31 @@ impl<T: Clone> Machine<T> {
     /// Fills a batch of what is due with what is due within half a renewal interval, so that holds taken one after the
     /// other share batches from then on.
     fn add_nearly_due(&self, due: &mut Vec<Key>, now: Instant) {
-        let mut groups: Vec<Group> = Vec::new();
+        let (mut groups, mut names) = (Vec::<Group>::new(), HashSet::new());
         let mut within = Duration::ZERO;
         for entry in due.iter().map(|key| &self.entries[key]) {
+            names.insert(&entry.watched.name);
             let group = entry.group(now);
-            if !groups.contains(&group) {
+            // What is repeated may hang again, and would keep the others waiting.
+            if entry.failures == 0 && !groups.contains(&group) {
                 groups.push(group);
                 within = within.max(entry.half_interval());
             }
         }
-        let soon = self.timers.iter();
-        let soon = soon.take_while(|(at, _)| at.since(now) <= within);
-        let nearly = soon.filter_map(|(at, key)| {
+        if groups.is_empty() {
+            return;
+        }
+        for (at, key) in &self.timers {
             let entry = &self.entries[key];
-            let idle = entry.under_way.is_none() && entry.failures == 0;
-            let joins = idle && at.since(now) <= entry.half_interval();
-            (joins && groups.contains(&entry.group(now))).then_some(*key)
-        });
-        let room = self.limit.saturating_sub(due.len());
-        due.extend(nearly.take(room));
+            if due.len() >= self.limit || at.since(now) > within {
+                break;
+            }
+            let joins = at.since(now) <= entry.half_interval() && entry.may_join(now);
+            // A name occurs once in a batch.
+            if joins && groups.contains(&entry.group(now)) && names.insert(&entry.watched.name) {
+                due.push(*key);
+            }
+        }
     }
 
     fn send(&mut self, due: Vec<Key>, now: Instant, actions: &mut Vec<Action<T>>) {
@@ -405,6 +411,13 @@ impl<T> Entry<T> {
     fn group(&self, now: Instant) -> Group {
         let length = self.watched.renewal.length.as_millis().max(1).ilog2();
         (self.watched.lane, length, self.ask(now).is_some())
+    }
+
+    /// Whether it may be renewed before it is due: not while its last renewal is open or failed, and not so near its end
+    /// that it would leave the batch less time for the answer.
+    fn may_join(&self, now: Instant) -> bool {
+        let within = Lease::renew_within(self.watched.renewal.length);
+        self.under_way.is_none() && self.failures == 0 && self.watched.deadline.since(now) >= within
     }
 
     fn half_interval(&self) -> Duration {

@@ -106,6 +106,38 @@ fn what_is_nearly_due_fills_one_batch_and_no_second() {
 }
 
 #[test]
+fn what_hung_takes_no_other_along_when_it_is_repeated() {
+    let mut bench = Bench::new();
+    bench.watch(kept(1, 0));
+    bench.watch(kept(2, 40));
+    let batch = bench.sent(100);
+    assert_eq!(batch.entries.len(), 2);
+    bench.answer(batch.id, &[super::Answer::Failed, until(400)], 100);
+    assert_eq!(batches(bench.tick(150)), [(Lane(0), vec![1])]);
+}
+
+#[test]
+fn what_is_near_its_end_leaves_a_batch_its_time() {
+    let mut bench = Bench::new();
+    bench.watch(fixed(1, 0));
+    let mut ending = fixed(2, 20);
+    (ending.deadline, ending.end) = (at(130), Some(at(130)));
+    bench.watch(ending);
+    assert_eq!(batches(bench.tick(100)), [(Lane(0), vec![1])]);
+}
+
+#[test]
+fn a_name_that_is_due_takes_no_other_hold_of_it_along() {
+    let mut bench = Bench::new();
+    for what in 1..=3 {
+        let mut watched = kept(what, u64::from(what) * 10);
+        watched.name = "shared".parse().unwrap();
+        bench.watch(watched);
+    }
+    assert_eq!(batches(bench.tick(110)), [(Lane(0), vec![1])]);
+}
+
+#[test]
 fn what_failed_waits_for_its_own_pause() {
     let mut bench = Bench::new();
     bench.watch(kept(1, 0));

@@ -62,26 +62,20 @@ impl<T: Send + 'static> Calls<T> {
         Some((at, answer))
     }
 
-    /// Hears the answers until they decide, and then, for [`LINGER`], those of the awaited stores that work.
+    /// Hears the answers until they decide, and then, for [`LINGER`], those of the stores that are still awaited, if they
+    /// work.
     pub(crate) async fn hear(
         mut self,
         within: Duration,
-        awaited: Awaited,
-        mut decide: impl FnMut(usize, T) -> bool,
+        mut decide: impl FnMut(usize, T) -> Option<Awaited>,
     ) -> Failures {
-        let (mut failures, mut decided) = (Failures::default(), false);
+        let (mut failures, mut decided) = (Failures::default(), None);
         let hearing = async {
             loop {
-                let is_awaited = |at: &&usize| match awaited {
-                    Awaited::None => false,
-                    Awaited::One(one) => **at == one,
-                    Awaited::All => true,
-                };
-                let works = |at: &usize| !self.stores.nodes[*at].is_down();
                 let next = match decided {
-                    false => self.next().await,
-                    true if !self.open.iter().filter(is_awaited).any(works) => None,
-                    true => timeout(LINGER, self.next()).await.ok().flatten(),
+                    None => self.next().await,
+                    Some(awaited) if !self.awaits(awaited) => None,
+                    Some(_) => timeout(LINGER, self.next()).await.ok().flatten(),
                 };
                 match next {
                     Some((at, Ok(answer))) => decided = decide(at, answer),
@@ -93,6 +87,18 @@ impl<T: Send + 'static> Calls<T> {
         let _in_time = timeout(within, hearing).await;
         failures.add_slow(&self.open);
         failures
+    }
+
+    /// Whether one of these stores has not answered, and works.
+    fn awaits(&self, awaited: Awaited) -> bool {
+        self.open.iter().any(|at| {
+            let is_awaited = match awaited {
+                Awaited::None => false,
+                Awaited::One(one) => *at == one,
+                Awaited::All => true,
+            };
+            is_awaited && !self.stores.nodes[*at].is_down()
+        })
     }
 }
 

@@ -101,9 +101,9 @@ impl DistributedLock for QuorumDriver {
             let name = name.clone();
             async move { driver.leave(&name, ticket).await }
         });
-        let leaving = calls.hear(ABANDON_AFTER, Awaited::None, |_, ()| {
+        let leaving = calls.hear(ABANDON_AFTER, |_, ()| {
             left += 1;
-            left >= quorum
+            (left >= quorum).then_some(Awaited::None)
         });
         let failures = leaving.await;
         if left >= quorum {
@@ -134,14 +134,18 @@ impl DistributedLock for QuorumDriver {
         // The next acquire asks this one first, and would find there what it still has.
         let first = stores.candidates().first().copied();
         let awaited = first.map_or(Awaited::None, Awaited::One);
-        let releasing = calls.hear(ABANDON_AFTER, awaited, |_, released| {
+        let releasing = calls.hear(ABANDON_AFTER, |_, released| {
             match released {
                 Released::NotHeld { by } => not_held.push(by),
                 released => found.push(released),
             }
             let freed = freed(&found);
             let is_clear = stores.outweighs(freed) || found.len() - freed >= quorum;
-            (is_clear && found.len() >= quorum) || stores.outweighs(not_held.len())
+            match found.len() >= quorum {
+                // Where two differ, the others tell which of them has lost or kept a hold.
+                true if !is_clear => Some(Awaited::All),
+                is_quorum => (is_quorum || stores.outweighs(not_held.len())).then_some(awaited),
+            }
         });
         let failures = releasing.await;
         if stores.outweighs(not_held.len()) {
@@ -231,13 +235,14 @@ impl DistributedLock for QuorumDriver {
             async move { driver.break_lock(&name, only).await }
         });
         let (mut freed, mut was_free, mut changed) = (Vec::new(), 0, Vec::new());
-        let breaking = calls.hear(ABANDON_AFTER, Awaited::All, |_, broken| {
+        let breaking = calls.hear(ABANDON_AFTER, |_, broken| {
             match broken {
                 Broken::Freed { token } => freed.push(token),
                 Broken::Changed { token } => changed.push(token),
                 _ => was_free += 1,
             }
-            freed.len() + was_free >= quorum || stores.outweighs(changed.len())
+            (freed.len() + was_free >= quorum || stores.outweighs(changed.len()))
+                .then_some(Awaited::All)
         });
         let failures = breaking.await;
         if freed.len() + was_free >= quorum {

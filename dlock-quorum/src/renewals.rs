@@ -49,7 +49,7 @@ pub(crate) async fn renew(
     // One entry that stays open must not cost the others their answers.
     let within = give_up.since(stores.clock.now()).mul_f64(PART);
     let failures = calls
-        .hear(within, Awaited::All, |at, answers| {
+        .hear(within, |at, answers| {
             for (entry, answer) in entries.iter_mut().zip(answers) {
                 match answer {
                     Ok(Renewed::Until { valid_for }) => entry.until.push(valid_for),
@@ -59,6 +59,7 @@ pub(crate) async fn renew(
             }
             let mut all = entries.iter();
             all.all(|entry| entry.until.len() >= quorum || stores.outweighs(entry.lost.len()))
+                .then_some(Awaited::All)
         })
         .await;
     let (mut repairs, mut answers) = (Vec::new(), Vec::with_capacity(batch.len()));

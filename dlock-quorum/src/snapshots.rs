@@ -28,9 +28,9 @@ pub(crate) async fn seen(stores: &Arc<Stores>, name: &LockName) -> Result<Seen> 
         async move { driver.inspect(&name).await }
     });
     let failures = calls
-        .hear(ABANDON_AFTER, Awaited::All, |at, snapshot| {
+        .hear(ABANDON_AFTER, |at, snapshot| {
             each.insert(at, snapshot);
-            each.len() >= quorum
+            (each.len() >= quorum).then_some(Awaited::All)
         })
         .await;
     if each.len() < quorum {

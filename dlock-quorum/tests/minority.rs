@@ -476,6 +476,15 @@ async fn a_release_counts_only_holds_that_a_quorum_may_have() {
             bed.store(*at).release(&release(1)).await.unwrap();
         }
     }
+    // One that is silent is not waited for.
+    bed.store(2).acquire(&ask(1)).await.unwrap();
+    faults[0].once(Call::Release, Fault::Never);
+    driver.acquire(&ask(2)).await.unwrap();
+    sleep(Duration::from_millis(1)).await; // now all stores have it
+    let last = release(2);
+    let releasing = within(LEASE / 6, driver.release(&last));
+    let answer = releasing.await.unwrap();
+    assert!(matches!(answer, Released::StillHeld { .. }), "{answer:?}");
 }
 
 /// A store may execute an acquire long after it was refused elsewhere.

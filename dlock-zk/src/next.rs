@@ -17,7 +17,7 @@ use tokio::sync::OwnedMutexGuard;
 impl Session {
     /// Removes the seat of a ticket whose request was granted without that seat.
     pub(crate) fn used_up(&self, req: &Acquire) {
-        let is_idle = |mine: &Mine| mine.ticket == req.ticket && mine.held_until().is_none();
+        let is_idle = |mine: &Mine| mine.ticket == req.ticket && mine.phase.is_idle();
         if let Some(mine) = req.ticket.and_then(|_| self.seats.find(&req.name, is_idle)) {
             self.doom(mine.id, Duration::ZERO);
         }

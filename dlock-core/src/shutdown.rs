@@ -143,17 +143,15 @@ impl Shutdown {
             force,
         } = self;
         engine.quiet_by(grace).await;
-        let mut locks: Vec<_> = held
-            .iter()
-            .filter(|hold| !hold.is_detached())
+        let held: Vec<_> = held.iter().filter(|hold| !hold.is_detached()).collect();
+        let mut locks: Vec<_> = (held.iter())
             .map(|hold| (hold.name.clone(), engine.take_away(hold, force)))
             .collect();
         engine.watchdog.stop();
         // A cancelled waiter may have a request in flight. A store that does not answer is not waited for
         // long.
         engine.quiet_by(TAIL).await;
-        let reported = held.iter().filter(|hold| !hold.is_detached());
-        for ((_, fate), hold) in locks.iter_mut().zip(reported) {
+        for ((_, fate), hold) in locks.iter_mut().zip(held) {
             if *fate == ShutdownOutcome::Unknown {
                 *fate = engine.fate(hold);
             }

@@ -2,7 +2,7 @@
 
 use crate::{exit::Exit, output::span};
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use dlock::{HolderInfo, LockName, MAX_LEASE, MIN_LEASE, driver::kit::parse_span as time};
+use dlock::{HolderInfo, LockName, MAX_LEASE, MIN_LEASE};
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -426,6 +426,17 @@ const MAX_LOCKS: usize = 64;
 /// The shortest limit that counts as waiting.
 const SHORTEST: Duration = Duration::from_millis(1);
 
+/// Seconds, as flock(1) has them, or a time with units.
+fn time(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|error| format!("{text} s is no time: {error}")),
+        Err(_) => humantime::parse_duration(text).map_err(|error| {
+            format!("{text:?} is no time such as 10, 0.5, 500ms or 1m30s: {error}")
+        }),
+    }
+}
+
 /// A time that the library takes as a lease, or as a limit of one.
 fn lease(text: &str) -> Result<Duration, String> {
     between(time(text)?, MIN_LEASE)
@@ -465,7 +476,7 @@ fn note(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, WaitArgs, as_typed};
+    use super::{Cli, WaitArgs, as_typed, time};
     use clap::CommandFactory;
     use std::time::Duration;
 
@@ -519,5 +530,31 @@ mod tests {
         assert_eq!(limit(None), None);
         assert_eq!(limit(Some(0.000_000_1)), Some(Duration::ZERO));
         assert_eq!(limit(Some(0.5)), Some(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn a_time_is_seconds_or_has_units() {
+        for (text, millis) in [
+            ("0", 0),
+            ("10", 10_000),
+            ("0.25", 250),
+            ("10s", 10_000),
+            ("500ms", 500),
+            ("1m30s", 90_000),
+        ] {
+            assert_eq!(time(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for wrong in [
+            "-1",
+            "x",
+            "",
+            "inf",
+            "NaN",
+            "1e300",
+            "99999999999999999999h",
+            "1 parsec",
+        ] {
+            time(wrong).unwrap_err();
+        }
     }
 }

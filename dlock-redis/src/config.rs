@@ -604,7 +604,7 @@ mod tests {
             ("replicas=-1", "0 to 100"),
             ("replicas=101", "0 to 100"),
             ("replicas-timeout=0ms", "from 1ms to 60s"),
-            ("replicas-timeout=soon", "such as 100ms"),
+            ("replicas-timeout=50", "such as 100ms"),
             ("fsync=yes", "true or false"),
         ] {
             let url = format!("redis://h/?dlock.{setting}");

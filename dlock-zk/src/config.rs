@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn a_url_says_everything() {
         let config: ZkConfig =
-            "zk://me:s%40crt@b:2,a:1/x/y/?dlock.session=10&dlock.sessions=4&dlock.acl=creator"
+            "zk://me:s%40crt@b:2,a:1/x/y/?dlock.session=10s&dlock.sessions=4&dlock.acl=creator"
                 .parse()
                 .unwrap();
         assert_eq!(
@@ -359,7 +359,7 @@ mod tests {
             ("zk://a:1/./y", "cannot be the root"),
             ("zk://a:1/x/y-lock-0000000001", "cannot be the root"),
             ("zk://a:1?dlock.sessions=5", "between 1 and 4"),
-            ("zk://a:1?dlock.session=soon", "no time"),
+            ("zk://a:1?dlock.session=3000", "no unit"),
             ("zk://a:1?dlock.session=1ms", "must be between"),
             ("zk://a:1?dlock.acl=creator", "needs a user"),
             ("zk://canary@a:1", "user:password"),

@@ -35,7 +35,7 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 /// | `dlock.presence` | `100ms` to `365days` | none | the [presence](ClientBuilder::presence) of the client: locks of a dead client are free after it |
 /// | `dlock.poll` | `1ms` to `1m` | `100ms` | how often a waiter polls at most, on a store that cannot wake it |
 ///
-/// A time is a number of seconds, such as `10` or `0.5`, or has units, such as `500ms` or `1m30s`.
+/// A time has units, such as `500ms` or `1m30s`: a bare number is an error.
 ///
 /// A quorum has them as words of their own: `quorum:URL URL URL dlock.lease=10s`.
 ///

@@ -132,7 +132,7 @@ pub fn encode_segment(name: &str) -> String {
     utf8_percent_encode(name, ENCODED).to_string()
 }
 
-/// A time in a setting or on the command line: a number of seconds, or a time with units.
+/// A time in a setting, with its unit: a bare number means seconds to one reader and milliseconds to another.
 ///
 /// # Errors
 /// The text, and why it is no time.
@@ -142,18 +142,15 @@ pub fn encode_segment(name: &str) -> String {
 /// use dlock_core::driver::kit::parse_span;
 /// use std::time::Duration;
 ///
-/// assert_eq!(parse_span("10"), Ok(Duration::from_secs(10)));
 /// assert_eq!(parse_span("1m30s"), Ok(Duration::from_secs(90)));
-/// assert!(parse_span("soon").is_err());
+/// assert!(parse_span("30000").is_err());
 /// ```
 pub fn parse_span(text: &str) -> std::result::Result<Duration, String> {
-    match text.parse() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds)
-            .map_err(|error| format!("{text} s is no time: {error}")),
-        Err(_) => humantime::parse_duration(text).map_err(|error| {
-            format!("{text:?} is no time such as 10, 0.5, 500ms or 1m30s: {error}")
-        }),
+    if text.parse::<f64>().is_ok() {
+        return Err(format!("{text} has no unit: write {text}s or {text}ms"));
     }
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{text:?} is no time such as 500ms, 10s or 1m30s: {error}"))
 }
 
 fn decoded(text: &str) -> String {
@@ -204,11 +201,9 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_seconds_or_has_units() {
+    fn a_time_has_a_unit() {
         for (text, millis) in [
-            ("0", 0),
-            ("10", 10_000),
-            ("0.25", 250),
+            ("0s", 0),
             ("10s", 10_000),
             ("500ms", 500),
             ("1m30s", 90_000),
@@ -218,6 +213,9 @@ mod tests {
         }
         for wrong in [
             "-1",
+            "0",
+            "30000",
+            "0.25",
             "x",
             "",
             "inf",

@@ -148,9 +148,13 @@ async fn a_late_renewal_changes_nothing(ctx: Ctx) -> Result {
         .always(Step::Renew, CallOutcome::Mute(ctx.short() / 10));
     client.sends(Step::Renew, 1).await?;
     frees(&ctx, guard).await?;
-    let next = other.take(&other.fixed(&name)?).await?;
+    let lock = other.fixed(&name)?;
+    let next = other.take(&lock).await?;
+    let granted = ctx.now();
     ctx.time_passes(ctx.short() / 3).await;
-    let left = next.remaining();
+    // By the store's account, which began with the grant at the latest, and not with the request.
+    let lease = lock.effective_lease()?.length();
+    let left = lease.saturating_sub(ctx.now().since(granted));
     let seen = ctx.observer().await?.inspect(&name).await?;
     let rest = seen.holders.first().and_then(|holder| holder.rest);
     stays_held(&ctx, &next).await?;

@@ -11,7 +11,7 @@ mod waiters;
 use dlock_core::{Client, Clock, driver::Wake};
 use dlock_memory::{Faults, MemoryConfig, MemoryDriver, MemoryStore};
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Once},
     time::Duration,
 };
 use tracing::{Event, Subscriber, subscriber::DefaultGuard};
@@ -30,6 +30,10 @@ struct Bench {
 
 impl Bench {
     fn new(wake: Wake) -> Self {
+        // An event that is first met by a thread without a subscriber while another thread gets one may stay off for good.
+        static EVENTS_ARE_ON: Once = Once::new();
+        EVENTS_ARE_ON
+            .call_once(|| tracing::subscriber::set_global_default(Registry::default()).unwrap());
         let store = MemoryStore::new(Clock::simulated());
         Self { store, wake }
     }

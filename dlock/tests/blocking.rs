@@ -311,7 +311,7 @@ fn over<K: dlock_conformance::testbed::Kind>(
                     let lock = client.lock("counter").unwrap();
                     let guard = lock.acquire_timeout(PATIENCE).unwrap();
                     let before = counter.load(SeqCst);
-                    thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1)); // the work, in which no other may take part
                     counter.store(before + 1, SeqCst);
                     guard.release().unwrap();
                 }

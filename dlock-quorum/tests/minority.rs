@@ -467,6 +467,7 @@ async fn a_release_counts_only_holds_that_a_quorum_may_have() {
         // The store that tells most answers before one of the others.
         faults[0].once(Call::Release, Fault::Slow(Duration::from_millis(20)));
         driver.acquire(&ask(2)).await.unwrap();
+        sleep(Duration::from_millis(1)).await; // now all stores have it
         let answer = driver.release(&release(2)).await.unwrap();
         match left_at.len() {
             1 => assert!(matches!(answer, Released::Freed), "{answer:?}"),

@@ -195,7 +195,7 @@ fn replicas_of_a_sentinel_that_differ_in_priority_are_found_unless_all_confirm()
         format!("redis+sentinel://{}/{NAME}?{settings}", sentinel.addr())
     };
     let equal = sentinel("100");
-    let words = ["no two replicas that", "2 replicas, which confirm"];
+    let words = ["no two replicas that", "2 replicas, of which 1 confirm"];
     is_sound_and_says(&url(&equal, 1), &words);
     let less = ["CONFIG", "SET", "replica-priority", "50"];
     replicas[0].command(&less).unwrap();

@@ -10,7 +10,7 @@ use crate::{
         presence::RESERVED,
         release::ReleaseOutcome,
     },
-    error::{DriverError, Effect, Error, ErrorKind, RetryClass, TimeoutPhase},
+    error::{DriverError, Effect, Error, ErrorKind, TimeoutPhase},
     lease::Lease,
     name::LockName,
     owner::{HoldId, Mode, Owner},
@@ -55,14 +55,10 @@ impl Client {
 /// ```
 #[derive(Clone)]
 pub struct Admin {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
 }
 
 impl Admin {
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
     /// Shows the holders of a name without changing anything.
     ///
     /// # Errors
@@ -82,12 +78,9 @@ impl Admin {
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Snapshot, Error> {
         let name = LockName::new(name)?;
         let (driver, asked) = (Arc::clone(&self.engine.driver), name.clone());
-        let answer = self
-            .engine
-            .ask(Effect::None, async move { driver.inspect(&asked).await });
-        answer
-            .await
-            .map_err(|error| error.at(self.engine.caps.backend, &name))
+        let shown = async move { driver.inspect(&asked).await };
+        let answer = self.engine.ask(Effect::None, shown).await;
+        answer.map_err(|error| error.at(self.engine.caps.backend, &name))
     }
 
     /// Lists the held and unavailable names that begin with `prefix`, in the store's order. A name that is
@@ -238,11 +231,8 @@ impl Admin {
         let mut request = Release::new(name.clone(), *owner, HoldId::from_bits(0));
         request.holds = holds;
         let driver = Arc::clone(&engine.driver);
-        let released = engine.ask(
-            Effect::Unknown,
-            async move { driver.release(&request).await },
-        );
-        let outcome = match released.await {
+        let released = async move { driver.release(&request).await };
+        let outcome = match engine.ask(Effect::Unknown, released).await {
             Ok(Released::NotHeld { .. }) => Err(not_held()),
             Ok(released) => Ok(ReleaseOutcome::of(&released)),
             Err(error) => Err(error),
@@ -297,13 +287,10 @@ impl Engine {
 }
 
 fn unanswered(effect: Effect) -> Error {
-    let phase = TimeoutPhase::Request;
     let message = format!(
         "the store did not answer within {ATTEMPT_LIMIT:?}: check that it runs and can be reached"
     );
-    Error::new(ErrorKind::Timeout { phase }, message)
-        .with_retry(RetryClass::Later)
-        .with_effect(effect)
+    Error::timeout(TimeoutPhase::Request, message).with_effect(effect)
 }
 
 fn not_held() -> Error {

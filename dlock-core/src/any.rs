@@ -3,8 +3,7 @@
 use crate::{
     client::Client,
     clock::Instant,
-    engine::Engine,
-    error::{Error, ErrorKind, RetryClass, TimeoutPhase, about},
+    error::{Error, TimeoutPhase, about},
     guard::Guard,
     lease::Lease,
     lock::{Lock, sure},
@@ -13,7 +12,7 @@ use crate::{
     set::distinct,
 };
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
-use std::{collections::BTreeMap, fmt, panic::Location, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, panic::Location, time::Duration};
 
 impl Client {
     /// Returns a lock that any of these names satisfies: one of several machines, licences or slots. It does
@@ -40,9 +39,7 @@ impl Client {
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> Result<AnyLock, Error> {
-        let engine = Arc::clone(&self.engine);
-        let locks = distinct(self, names)?;
-        Ok(AnyLock { engine, locks })
+        distinct(self, names).map(AnyLock)
     }
 }
 
@@ -61,11 +58,8 @@ impl Client {
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
-pub struct AnyLock {
-    engine: Arc<Engine>,
-    locks: Vec<Lock>,
-}
+#[derive(Clone, Debug)]
+pub struct AnyLock(Vec<Lock>); // at least one
 
 impl AnyLock {
     /// The names, in the order in which they are asked for.
@@ -78,7 +72,7 @@ impl AnyLock {
     /// # Ok(()) }
     /// ```
     pub fn names(&self) -> impl Iterator<Item = &LockName> {
-        self.locks.iter().map(Lock::name)
+        self.0.iter().map(Lock::name)
     }
 
     /// Sets the lease, instead of the client's: see [`Lock::lease`].
@@ -124,9 +118,8 @@ impl AnyLock {
         self.each(|lock| lock.class(class))
     }
 
-    fn each(mut self, change: impl FnMut(Lock) -> Lock) -> Self {
-        self.locks = self.locks.into_iter().map(change).collect();
-        self
+    fn each(self, change: impl FnMut(Lock) -> Lock) -> Self {
+        Self(self.0.into_iter().map(change).collect())
     }
 
     /// Acquires the first lock that is free, and waits without a limit.
@@ -208,7 +201,7 @@ impl AnyLock {
         wait: WaitPolicy,
         at: &'static Location<'static>,
     ) -> Result<Option<Guard>, Error> {
-        let clock = &self.engine.clock;
+        let clock = &self.0[0].engine.clock;
         let limit = match wait {
             WaitPolicy::Within(limit) => limit,
             WaitPolicy::Try | WaitPolicy::Forever => Duration::MAX,
@@ -234,7 +227,7 @@ impl AnyLock {
         };
         let now = clock.now();
         let mut waits: FuturesUnordered<_> =
-            (self.locks.iter().map(|it| waiting(it, wait, now))).collect();
+            (self.0.iter().map(|it| waiting(it, wait, now))).collect();
         let mut failed = BTreeMap::new();
         while let Some((lock, ended)) = waits.next().await {
             let error = match ended {
@@ -245,7 +238,7 @@ impl AnyLock {
             let now = clock.now();
             failed.insert(lock.name(), now);
             let is_away = |since: &Instant| now.since(*since) < AWAY;
-            let all_are_away = failed.len() == self.locks.len() && failed.values().all(is_away);
+            let all_are_away = failed.len() == self.0.len() && failed.values().all(is_away);
             let again = now + AGAIN;
             if all_are_away || again >= end && waits.is_empty() {
                 return Err(error);
@@ -264,7 +257,7 @@ impl AnyLock {
     /// Asks once for each lock, until one is free.
     async fn free(&self, at: &'static Location<'static>) -> Result<Option<Guard>, Error> {
         let mut failed = None;
-        for lock in &self.locks {
+        for lock in &self.0 {
             match lock.acquire_by(WaitPolicy::Try, at).await {
                 Ok(None) => {}
                 Err(error) if error.is_retryable() => failed = Some(error),
@@ -275,13 +268,12 @@ impl AnyLock {
     }
 
     fn too_late(&self, phase: TimeoutPhase, limit: Duration) -> Error {
-        let names = self.locks.len();
+        let names = self.0.len();
         let why = match limit {
             Duration::ZERO => format!("none of {names} locks was free"),
             _ => format!("none of {names} locks was acquired within {}", about(limit)),
         };
-        let error = Error::new(ErrorKind::Timeout { phase }, why).with_retry(RetryClass::Later);
-        error.of(self.engine.caps.backend)
+        Error::timeout(phase, why).of(self.0[0].engine.caps.backend)
     }
 }
 
@@ -290,9 +282,3 @@ const AWAY: Duration = Duration::from_secs(60);
 
 /// The pause before a lock whose store failed is waited for again: it may fail at once.
 const AGAIN: Duration = Duration::from_secs(1);
-
-impl fmt::Debug for AnyLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("AnyLock").field(&self.locks).finish()
-    }
-}

@@ -116,7 +116,8 @@ impl Client {
         Self::builder(Arc::new(driver)).build()
     }
 
-    /// Starts a builder, to change the defaults.
+    /// Starts a builder, to change the defaults. It takes an `Arc`, because a driver may have been chosen at run time,
+    /// or be kept by the caller. [`new`](Self::new) takes a driver by value.
     ///
     /// # Examples
     /// ```
@@ -236,7 +237,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn owner(&self) -> Owner {
-        let owner = self.engine.fresh_owner();
+        let owner = self.engine.random.owner();
         owner.expect("a system that gave random numbers goes on to give them")
     }
 
@@ -269,7 +270,7 @@ impl Client {
 
     /// Asks the store for an answer, for a health check: one read-only request of at most 5 s. It reads the record
     /// of the name `dlock.ping`, which need not exist, so it needs the rights of [`Admin::inspect`](crate::Admin::inspect)
-    /// and changes nothing.
+    /// and changes nothing. The store is asked in a [`shutdown`](Self::shutdown), too, until that is over.
     ///
     /// # Errors
     /// `Timeout` when the store did not answer, `Unavailable` when it cannot be reached or refuses. `Misuse` outside
@@ -481,7 +482,7 @@ impl ClientBuilder {
         });
         let renewing = handle.spawn(watchdog::run(Arc::downgrade(&engine)));
         let listening = handle.spawn(listen(Arc::downgrade(&engine)));
-        engine.tasks().extend([timing, renewing, listening]);
+        engine.tasks.lock().extend([timing, renewing, listening]);
         Ok(Client { engine })
     }
 }

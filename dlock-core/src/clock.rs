@@ -114,14 +114,7 @@ fn nanos(duration: Duration) -> u64 {
 /// assert!(clock.now() <= clock.now());
 /// ```
 #[derive(Clone, Default)]
-pub struct Clock(Source);
-
-#[derive(Clone, Default)]
-enum Source {
-    #[default]
-    Boot,
-    Simulated(Arc<Simulation>),
-}
+pub struct Clock(Option<Arc<Simulation>>); // none: the machine's
 
 struct Simulation {
     origin: tokio::time::Instant,
@@ -139,7 +132,7 @@ impl Clock {
     /// ```
     #[must_use]
     pub fn boot() -> Self {
-        Self(Source::Boot)
+        Self(None)
     }
 
     /// A clock that follows tokio's paused time, starting one hour after its origin.
@@ -160,7 +153,7 @@ impl Clock {
     /// ```
     #[must_use]
     pub fn simulated() -> Self {
-        Self(Source::Simulated(Arc::new(Simulation {
+        Self(Some(Arc::new(Simulation {
             origin: tokio::time::Instant::now(),
             jumped: AtomicU64::new(nanos(Duration::from_secs(3600))),
         })))
@@ -182,7 +175,7 @@ impl Clock {
     /// # })
     /// ```
     pub fn jump(&self, by: Duration) {
-        if let Source::Simulated(simulation) = &self.0 {
+        if let Some(simulation) = &self.0 {
             simulation.jumped.fetch_add(nanos(by), Ordering::SeqCst);
         }
     }
@@ -197,7 +190,7 @@ impl Clock {
     /// ```
     #[must_use]
     pub fn is_simulated(&self) -> bool {
-        matches!(self.0, Source::Simulated(_))
+        self.0.is_some()
     }
 
     /// The time now.
@@ -213,8 +206,8 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Instant {
         match &self.0 {
-            Source::Boot => boot(),
-            Source::Simulated(simulation) => Instant(
+            None => boot(),
+            Some(simulation) => Instant(
                 nanos(simulation.origin.elapsed()) + simulation.jumped.load(Ordering::SeqCst),
             ),
         }
@@ -284,8 +277,8 @@ fn boot() -> Instant {
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let source = match &self.0 {
-            Source::Boot => "boot",
-            Source::Simulated(_) => "simulated",
+            None => "boot",
+            Some(_) => "simulated",
         };
         write!(f, "Clock({source}, {:?})", self.now())
     }

@@ -33,7 +33,7 @@ impl Admin {
     /// # Ok(()) }
     /// ```
     pub async fn diagnose(&self) -> Result<Vec<Finding>, Error> {
-        let engine = self.engine();
+        let engine = &self.engine;
         let lease = engine.lease.checked()?.on(&engine.caps)?;
         // Before the driver is asked: it then knows the lease, and the server's time by a write.
         let tried = trial(engine, lease).await;

@@ -8,7 +8,7 @@ use crate::{
     client::Client,
     clock::Instant,
     driver::Holder,
-    engine::{Engine, ReleaseOutcome},
+    engine::release::ReleaseOutcome,
     error::{Error, LossReason},
     guard::Guard,
     lease::{DEFAULT_LEASE, Lease},
@@ -56,7 +56,6 @@ impl Client {
     pub fn election(&self, name: impl AsRef<str>) -> Result<Election, Error> {
         Ok(Election {
             lock: self.lock(name)?,
-            engine: Arc::clone(&self.engine),
             rest_until: Arc::default(),
         })
     }
@@ -79,7 +78,6 @@ impl Client {
 #[derive(Clone)]
 pub struct Election {
     lock: Lock,
-    engine: Arc<Engine>,
     /// Until when this client lets others come first, in nanoseconds of the clock.
     rest_until: Arc<AtomicU64>,
 }
@@ -150,7 +148,7 @@ impl Election {
     /// ```
     #[track_caller]
     pub fn campaign(&self) -> impl Future<Output = Result<Guard, Error>> + Send + use<> {
-        let (engine, rest_until) = (Arc::clone(&self.engine), Arc::clone(&self.rest_until));
+        let (engine, rest_until) = (Arc::clone(&self.lock.engine), Arc::clone(&self.rest_until));
         let acquired = self.lock.acquire();
         async move {
             let until = Instant::from_nanos(rest_until.load(SeqCst));
@@ -280,16 +278,12 @@ impl Election {
     /// # Ok(()) }
     /// ```
     pub fn observe(&self) -> BoxStream<'static, Result<Option<Holder>, Error>> {
-        let engine = Arc::clone(&self.engine);
+        let engine = Arc::clone(&self.lock.engine);
         let every = (self.term() / 10)
             .min(OBSERVE_AT_LEAST)
             .max(engine.poll_interval);
         let observer = Observer {
-            admin: Client {
-                engine: Arc::clone(&engine),
-            }
-            .admin(),
-            engine,
+            admin: Client { engine }.admin(),
             name: self.name().clone(),
             every,
             next: Instant::ORIGIN,
@@ -304,8 +298,8 @@ impl Election {
 
     /// Lets other candidates come first.
     fn rest(&self) {
-        let pause = (self.term() / 3).mul_f64(1.0 + self.engine.jitter() / 2.0);
-        let until = self.engine.clock.now() + pause;
+        let pause = (self.term() / 3).mul_f64(1.0 + self.lock.engine.random.jitter() / 2.0);
+        let until = self.lock.engine.clock.now() + pause;
         self.rest_until.fetch_max(until.as_nanos(), SeqCst);
     }
 
@@ -384,7 +378,6 @@ impl<T> Led<T> {
 /// What [`Election::observe`] remembers.
 struct Observer {
     admin: Admin,
-    engine: Arc<Engine>,
     name: LockName,
     every: Duration,
     next: Instant,
@@ -397,13 +390,14 @@ type Leader = Option<(Fingerprint, Option<FencingToken>)>;
 impl Observer {
     /// The next change, or the end.
     async fn change(&mut self) -> Option<Result<Option<Holder>, Error>> {
+        let engine = &self.admin.engine;
         loop {
             tokio::select! {
                 biased;
-                () = self.engine.shutting_down() => return None,
-                () = self.engine.clock.sleep_until(self.next) => {}
+                () = engine.shutting_down() => return None,
+                () = engine.clock.sleep_until(self.next) => {}
             }
-            self.next = self.engine.clock.now() + self.every;
+            self.next = engine.clock.now() + self.every;
             let shown = match self.admin.inspect(&self.name).await {
                 Ok(shown) => shown,
                 Err(error) => return Some(Err(error)),

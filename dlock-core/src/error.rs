@@ -168,6 +168,15 @@ pub enum LossReason {
 }
 
 impl LossReason {
+    /// Each at the index that it is as a number.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Deadline,
+        Self::NotHeld,
+        Self::Session,
+        Self::Shutdown,
+        Self::Presence,
+    ];
+
     /// One word for it, as events and metrics have it.
     ///
     /// # Examples
@@ -185,6 +194,17 @@ impl LossReason {
         }
     }
 }
+
+const _: () = {
+    let mut at = 0;
+    while at < LossReason::ALL.len() {
+        assert!(
+            LossReason::ALL[at] as usize == at,
+            "the order of the variants"
+        );
+        at += 1;
+    }
+};
 
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -361,28 +381,15 @@ impl StdError for DriverError {
 pub struct Error(Box<Inner>);
 
 struct Inner {
-    kind: ErrorKind,
-    retry: RetryClass,
-    effect: Effect,
+    what: DriverError,
     loss: Option<LossReason>,
     backend: &'static str,
     name: Option<LockName>,
-    message: Cow<'static, str>,
-    source: Option<Source>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            retry: RetryClass::Never,
-            effect: Effect::None,
-            loss: None,
-            backend: "",
-            name: None,
-            message: message.into(),
-            source: None,
-        }))
+        DriverError::new(kind, message).into()
     }
 
     /// A mistake of the caller. Backends also use it to refuse a URL or an option before there is a client.
@@ -396,6 +403,11 @@ impl Error {
     #[must_use]
     pub fn misuse(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Misuse, message)
+    }
+
+    /// The caller's time was up in this phase.
+    pub(crate) fn timeout(phase: TimeoutPhase, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)
     }
 
     /// A hold of a lock that is shared was to be entered again.
@@ -419,23 +431,8 @@ impl Error {
         Self::lost_because(reason, "")
     }
 
-    /// A renewed lease expired that may have been too short to be renewed in time: each renewal had
-    /// `within` to be answered.
-    pub(crate) fn lost_too_short(lease: Duration, within: Duration) -> Self {
-        let each = about(within);
-        let why = format!(
-            " (a renewal of this {} lease had {each} to be answered: a store that takes longer needs a longer lease)",
-            about(lease)
-        );
-        Self::lost_because(LossReason::Deadline, &why)
-    }
-
-    /// Nothing ran that could have renewed it: not a fault of the store.
-    pub(crate) fn lost_unattended(reason: LossReason) -> Self {
-        Self::lost_because(reason, UNATTENDED)
-    }
-
-    fn lost_because(reason: LossReason, why: &str) -> Self {
+    /// As [`lost`](Self::lost), with the cause in parentheses, a space before them.
+    pub(crate) fn lost_because(reason: LossReason, why: &str) -> Self {
         let mut error = Self::new(
             ErrorKind::Lost,
             format!("the lock is lost: {reason}{why}; stop the work it protects and acquire again"),
@@ -456,26 +453,26 @@ impl Error {
     }
 
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.what.source = Some(source.into());
         self
     }
 
     /// Appends the driver's last error and keeps its cause, or the error itself if it has none. An error
     /// without a source came from no driver.
     pub(crate) fn after(mut self, mut error: DriverError) -> Self {
-        let message = format!("{}: {error}", self.0.message);
-        self.0.message = message.into();
-        self.0.source = error.source.take().or_else(|| Some(error.into()));
+        let message = format!("{}: {error}", self.0.what.message);
+        self.0.what.message = message.into();
+        self.0.what.source = error.source.take().or_else(|| Some(error.into()));
         self
     }
 
     pub(crate) fn with_effect(mut self, effect: Effect) -> Self {
-        self.0.effect = effect;
+        self.0.what.effect = effect;
         self
     }
 
     pub(crate) fn with_retry(mut self, retry: RetryClass) -> Self {
-        self.0.retry = retry;
+        self.0.what.retry = retry;
         self
     }
 
@@ -489,7 +486,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        self.0.kind
+        self.0.what.kind
     }
 
     /// Whether the same call may succeed later.
@@ -502,7 +499,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn retry(&self) -> RetryClass {
-        self.0.retry
+        self.0.what.retry
     }
 
     /// What the failed call may have done in the store. The client undoes it in the background: the caller
@@ -516,7 +513,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn effect(&self) -> Effect {
-        self.0.effect
+        self.0.what.effect
     }
 
     /// Whether the caller's time limit ran out, either because the lock was held or because the store did
@@ -537,7 +534,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Timeout { .. })
+        matches!(self.kind(), ErrorKind::Timeout { .. })
     }
 
     /// Whether another owner held the lock until the time limit ran out.
@@ -552,7 +549,7 @@ impl Error {
     #[must_use]
     pub fn is_contended(&self) -> bool {
         let phase = TimeoutPhase::Wait;
-        self.0.kind == ErrorKind::Timeout { phase }
+        self.kind() == ErrorKind::Timeout { phase }
     }
 
     /// Whether the lock that the call relied on is lost; [`loss`](Self::loss) says why.
@@ -567,7 +564,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.0.kind == ErrorKind::Lost
+        self.kind() == ErrorKind::Lost
     }
 
     /// Whether the same call may succeed later.
@@ -582,7 +579,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        self.0.retry != RetryClass::Never
+        self.retry() != RetryClass::Never
     }
 
     /// A short text for a response that leaves the service. It has no lock name, host, process, path or
@@ -597,7 +594,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn summary(&self) -> &'static str {
-        match self.0.kind {
+        match self.kind() {
             ErrorKind::Gone => "the hold to re-enter is over",
             ErrorKind::Indeterminate => "the lock store did not confirm the request",
             ErrorKind::Lost => "the lock was lost",
@@ -659,55 +656,40 @@ impl fmt::Display for Error {
         if let Some(name) = &self.0.name {
             write!(f, "lock {name:?} ({}): ", self.0.backend)?;
         }
-        f.write_str(&self.0.message)
+        f.write_str(&self.0.what.message)
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner {
-            kind,
-            retry,
-            effect,
-            loss,
-            backend,
-            name,
-            message,
-            source,
-        } = &*self.0;
+        let Inner { what, .. } = &*self.0;
         f.debug_struct("Error")
-            .field("kind", kind)
-            .field("retry", retry)
-            .field("effect", effect)
-            .field("loss", loss)
-            .field("backend", backend)
-            .field("name", name)
-            .field("message", message)
-            .field("source", source)
+            .field("kind", &what.kind)
+            .field("retry", &what.retry)
+            .field("effect", &what.effect)
+            .field("loss", &self.0.loss)
+            .field("backend", &self.0.backend)
+            .field("name", &self.0.name)
+            .field("message", &what.message)
+            .field("source", &what.source)
             .finish()
     }
 }
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as _)
+        self.0.what.source()
     }
 }
 
 impl From<DriverError> for Error {
-    fn from(error: DriverError) -> Self {
-        let DriverError {
-            kind,
-            retry,
-            effect,
-            message,
-            source,
-        } = error;
-        let mut error = Self::new(kind, message)
-            .with_effect(effect)
-            .with_retry(retry);
-        error.0.source = source;
-        error
+    fn from(what: DriverError) -> Self {
+        Self(Box::new(Inner {
+            what,
+            loss: None,
+            backend: "",
+            name: None,
+        }))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
         release::{ReleaseOutcome, Releasing},
         scope,
     },
-    error::{Error, LossReason},
+    error::{Error, LossReason, UNATTENDED, about},
     lease::Lease,
     name::LockName,
     owner::{Fingerprint, Mode},
@@ -331,7 +331,7 @@ impl Guard {
         self.done = true;
         // When this returns early, dropping it leaves the rest to the background.
         let mut releasing = Releasing::begin(&self.engine, &self.hold);
-        if let GuardState::Lost(reason) = releasing.before() {
+        if let GuardState::Lost(reason) = releasing.before {
             return Err(self.lost_error(reason));
         }
         let here = self.engine.check_runtime();
@@ -345,10 +345,15 @@ impl Guard {
             lease.is_renewed() && lease.length() < HURRIED && self.hold.terms.end().is_none();
         let error = match reason {
             LossReason::Deadline | LossReason::Presence if self.hold.is_unattended() => {
-                Error::lost_unattended(reason)
+                Error::lost_because(reason, UNATTENDED)
             }
             LossReason::Deadline if hurried => {
-                Error::lost_too_short(lease.length(), Lease::renew_within(lease.length()))
+                let why = format!(
+                    " (a renewal of this {} lease had {} to be answered: a store that takes longer needs a longer lease)",
+                    about(lease.length()),
+                    about(Lease::renew_within(lease.length()))
+                );
+                Error::lost_because(reason, &why)
             }
             _ => Error::lost(reason),
         };

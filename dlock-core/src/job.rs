@@ -6,7 +6,7 @@
 use crate::{
     client::Client,
     election::{Led, Term},
-    engine::{Engine, metrics::JobEnd},
+    engine::metrics::JobEnd,
     error::{Error, LossReason},
     guard::Guard,
     lease::{Lease, MAX_LEASE},
@@ -51,7 +51,6 @@ impl Client {
     pub fn job(&self, name: impl AsRef<str>) -> Result<Job, Error> {
         Ok(Job {
             lock: self.lock(name)?,
-            engine: Arc::clone(&self.engine),
             period: Duration::ZERO,
             offset: Duration::ZERO,
             clock_difference: None,
@@ -89,7 +88,6 @@ impl Client {
 #[derive(Clone)]
 pub struct Job {
     lock: Lock,
-    engine: Arc<Engine>,
     period: Duration,
     offset: Duration,
     clock_difference: Option<Duration>,
@@ -325,7 +323,7 @@ impl Job {
     /// release leaves a minimum hold, and a replica may die in its run.
     fn outlasting(&self, difference: Duration) -> Result<Lock, Error> {
         let lease = self.lock.effective_lease()?;
-        let longer = (difference * 2).min(*self.engine.caps.leases.end());
+        let longer = (difference * 2).min(*self.lock.engine.caps.leases.end());
         if lease.is_renewed() && lease.length() < longer {
             return Ok(self.lock.clone().lease(Lease::renewed(longer)));
         }
@@ -335,7 +333,7 @@ impl Job {
     /// Waits for the next tick, and returns how late it is noticed. A shutdown is a tick: the lock then
     /// says so.
     async fn tick(&self) -> Duration {
-        let clock = &self.engine.clock;
+        let clock = &self.lock.engine.clock;
         let mut next = self.after(self.wall());
         loop {
             let now = self.wall();
@@ -347,7 +345,7 @@ impl Job {
             }
             tokio::select! {
                 biased;
-                () = self.engine.shutting_down() => return Duration::ZERO,
+                () = self.lock.engine.shutting_down() => return Duration::ZERO,
                 () = clock.sleep_until(clock.now() + (next - now).min(MINUTE)) => {}
             }
         }
@@ -363,7 +361,7 @@ impl Job {
 
     /// The time since 1970. The wall clock is read again and again, because it may be set.
     fn wall(&self) -> Duration {
-        let clock = &self.engine.clock;
+        let clock = &self.lock.engine.clock;
         if clock.is_simulated() {
             return Duration::from_nanos(clock.now().as_nanos());
         }
@@ -373,15 +371,15 @@ impl Job {
 
     /// Tries to get this tick, whose lock is to stay unavailable for `rest`.
     async fn attempt(&self, rest: Duration) -> Result<Option<Guard>, Error> {
-        if rest.is_zero() && !self.engine.is_closing() {
+        if rest.is_zero() && !self.lock.engine.is_closing() {
             return Ok(None);
         }
         self.lock.clone().min_hold(rest).try_acquire().await
     }
 
     fn report(&self, report: &JobReport) {
-        let (job, backend) = (self.name(), self.engine.caps.backend);
-        self.engine.classes.store.job(match report {
+        let (job, backend) = (self.name(), self.lock.engine.caps.backend);
+        self.lock.engine.classes.store.job(match report {
             JobReport::Ran => JobEnd::Ran,
             JobReport::Skipped => JobEnd::Skipped,
             JobReport::Failed(_) => JobEnd::Failed,

@@ -180,10 +180,7 @@ impl Lease {
 
 impl Default for Lease {
     fn default() -> Self {
-        Self {
-            length: DEFAULT_LEASE,
-            renewed: true,
-        }
+        Self::renewed(DEFAULT_LEASE)
     }
 }
 

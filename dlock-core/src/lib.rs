@@ -41,7 +41,7 @@ pub use driver::finding::{Finding, Severity};
 pub use driver::request::{HolderInfo, Holds};
 pub use driver::response::{Broken, Holder, Snapshot};
 pub use election::{Election, Term};
-pub use engine::{GuardState, ReleaseOutcome};
+pub use engine::{hold::GuardState, release::ReleaseOutcome};
 pub use error::{Effect, Error, ErrorKind, LossReason, RetryClass, TimeoutPhase};
 pub use guard::Guard;
 pub use job::{Job, JobReport};

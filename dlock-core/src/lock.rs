@@ -39,7 +39,7 @@ use tracing::Instrument;
 /// ```
 #[derive(Clone)]
 pub struct Lock {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     name: LockName,
     terms: Terms,
     owner: Option<Owner>,
@@ -394,7 +394,8 @@ impl Lock {
                 Ok(options) => acquire(engine, options, wait_policy, began).await,
                 Err(error) => Err(error),
             };
-            counted.ended(&acquired, began);
+            let took = |guard: &Guard| guard.hold.since.since(began);
+            counted.ended(acquired.as_ref().map(|guard| guard.as_ref().map(took)));
             acquired
         }
         .instrument(span)

@@ -46,8 +46,7 @@ impl From<Lease> for Terms {
     fn from(lease: Lease) -> Self {
         Self {
             lease,
-            at_least: None,
-            at_most: None,
+            ..Self::default()
         }
     }
 }
@@ -134,13 +133,10 @@ impl Lease {
     /// Adapts the lease to a store. Where holds are bound to a session, a renewed lease *is* that session.
     pub(crate) fn on(self, caps: &Capabilities) -> Result<Self, Error> {
         let (least, most) = (*caps.leases.start(), *caps.leases.end());
-        let (possible, least) = match (caps.session_bound, self.is_renewed()) {
-            (true, true) => (self.length() >= most, most),
-            (true, false) => (self.length() >= least, least),
-            (false, _) => (caps.leases.contains(&self.length()), least),
-        };
-        if possible {
-            return Ok(if caps.session_bound && self.is_renewed() {
+        let is_session = caps.session_bound && self.is_renewed();
+        let least = if is_session { most } else { least };
+        if self.length() >= least && (caps.session_bound || self.length() <= most) {
+            return Ok(if is_session {
                 self.no_longer_than(most)
             } else {
                 self

@@ -6,8 +6,8 @@
 use crate::{
     client::Client,
     clock::Instant,
-    engine::{Engine, ReleaseOutcome},
-    error::{Error, ErrorKind, LossReason, RetryClass, TimeoutPhase, about},
+    engine::release::ReleaseOutcome,
+    error::{Error, LossReason, TimeoutPhase, about},
     guard::Guard,
     lease::Lease,
     lock::{Lock, sure},
@@ -19,7 +19,7 @@ use futures_util::{
     FutureExt,
     future::{join_all, pending, select_all},
 };
-use std::{fmt, panic::Location, sync::Arc, time::Duration};
+use std::{panic::Location, time::Duration};
 
 impl Client {
     /// Returns the set of the locks of these names, to be acquired all together. It does no I/O.
@@ -50,8 +50,7 @@ impl Client {
     ) -> Result<LockSet, Error> {
         let mut locks = distinct(self, names)?;
         locks.sort_unstable_by(|a, b| a.name().cmp(b.name()));
-        let engine = Arc::clone(&self.engine);
-        Ok(LockSet { engine, locks })
+        Ok(LockSet(locks))
     }
 }
 
@@ -74,11 +73,8 @@ impl Client {
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
-pub struct LockSet {
-    engine: Arc<Engine>,
-    locks: Vec<Lock>,
-}
+#[derive(Clone, Debug)]
+pub struct LockSet(Vec<Lock>); // at least one
 
 /// The locks of a [`LockSet`], all held. It is held for as long as [`check`](Self::check) says so: the loss
 /// of one lock is the loss of the set.
@@ -114,7 +110,7 @@ impl LockSet {
     /// # Ok(()) }
     /// ```
     pub fn names(&self) -> impl Iterator<Item = &LockName> {
-        self.locks.iter().map(Lock::name)
+        self.0.iter().map(Lock::name)
     }
 
     /// Sets the lease of each lock, instead of the client's: see [`Lock::lease`].
@@ -160,9 +156,8 @@ impl LockSet {
         self.each(|lock| lock.class(class))
     }
 
-    fn each(mut self, change: impl FnMut(Lock) -> Lock) -> Self {
-        self.locks = self.locks.into_iter().map(change).collect();
-        self
+    fn each(self, change: impl FnMut(Lock) -> Lock) -> Self {
+        Self(self.0.into_iter().map(change).collect())
     }
 
     /// Acquires all locks and waits without a limit. When one of those already acquired is lost while the
@@ -247,7 +242,7 @@ impl LockSet {
         wait: WaitPolicy,
         at: &'static Location<'static>,
     ) -> Result<Option<SetGuard>, Error> {
-        let clock = &self.engine.clock;
+        let clock = &self.0[0].engine.clock;
         let began = clock.now();
         let end = match wait {
             WaitPolicy::Within(limit) if !limit.is_zero() => began + limit,
@@ -279,11 +274,10 @@ impl LockSet {
     fn lost_meanwhile(&self) -> Error {
         let why = format!(
             "a lock of this set was lost while the others were acquired: is its lease long enough for {} requests?",
-            self.locks.len()
+            self.0.len()
         );
-        let phase = TimeoutPhase::Request;
-        let error = Error::new(ErrorKind::Timeout { phase }, why).with_retry(RetryClass::Later);
-        error.at(self.engine.caps.backend, self.locks[0].name())
+        let first = &self.0[0];
+        Error::timeout(TimeoutPhase::Request, why).at(first.engine.caps.backend, first.name())
     }
 
     /// Acquires one lock after another, until one is refused or lost.
@@ -294,8 +288,8 @@ impl LockSet {
         began: Instant,
         at: &'static Location<'static>,
     ) -> Result<Filled, Error> {
-        for lock in &self.locks {
-            let next = lock.acquire_by(self.rest_of(wait, began, lock)?, at);
+        for lock in &self.0 {
+            let next = lock.acquire_by(rest_of(wait, began, lock)?, at);
             let taken = tokio::select! {
                 biased;
                 _ = set.first_lost() => return Ok(Filled::Lost),
@@ -307,24 +301,6 @@ impl LockSet {
             }
         }
         Ok(Filled::Whole)
-    }
-
-    /// The wait for the next lock: what the others left of the limit.
-    fn rest_of(&self, wait: WaitPolicy, began: Instant, next: &Lock) -> Result<WaitPolicy, Error> {
-        let WaitPolicy::Within(limit) = wait else {
-            return Ok(wait);
-        };
-        let rest = limit.saturating_sub(self.engine.clock.now().since(began));
-        if rest.is_zero() && !limit.is_zero() {
-            let why = format!(
-                "not acquired within {}: the locks before took all of it",
-                about(limit)
-            );
-            let phase = TimeoutPhase::Wait;
-            let error = Error::new(ErrorKind::Timeout { phase }, why).with_retry(RetryClass::Later);
-            return Err(error.at(self.engine.caps.backend, next.name()));
-        }
-        Ok(WaitPolicy::Within(rest))
     }
 }
 
@@ -470,6 +446,23 @@ enum Filled {
     Lost,
 }
 
+/// The wait for the next lock: what the others left of the limit.
+fn rest_of(wait: WaitPolicy, began: Instant, next: &Lock) -> Result<WaitPolicy, Error> {
+    let WaitPolicy::Within(limit) = wait else {
+        return Ok(wait);
+    };
+    let rest = limit.saturating_sub(next.engine.clock.now().since(began));
+    if rest.is_zero() && !limit.is_zero() {
+        let why = format!(
+            "not acquired within {}: the locks before took all of it",
+            about(limit)
+        );
+        let error = Error::timeout(TimeoutPhase::Wait, why);
+        return Err(error.at(next.engine.caps.backend, next.name()));
+    }
+    Ok(WaitPolicy::Within(rest))
+}
+
 /// The locks of these names, each of them once.
 pub(crate) fn distinct<N: AsRef<str>>(
     client: &Client,
@@ -495,9 +488,3 @@ pub(crate) fn distinct<N: AsRef<str>>(
 
 /// The most names of a set. Each costs a round trip to acquire, and a place in a renewal.
 const MOST_NAMES: usize = 64;
-
-impl fmt::Debug for LockSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LockSet").field(&self.locks).finish()
-    }
-}

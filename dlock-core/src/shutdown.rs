@@ -5,6 +5,7 @@ use crate::{
         Engine,
         cleanup::CleanupJob,
         hold::{GuardState, Hold},
+        until,
     },
     error::{Error, ErrorKind, LossReason},
     lease::Lease,
@@ -175,20 +176,9 @@ impl Engine {
     /// Waits until nothing is held, in flight or being cleaned up, for at most `limit`.
     async fn quiet_by(&self, limit: Duration) {
         let end = self.clock.now() + limit;
-        let quiet = async {
-            loop {
-                let quieter = self.quieter.notified();
-                let mut quieter = std::pin::pin!(quieter);
-                quieter.as_mut().enable();
-                if self.is_quiet() {
-                    return;
-                }
-                quieter.await;
-            }
-        };
         tokio::select! {
             biased;
-            () = quiet => {}
+            () = until(&self.quieter, || self.is_quiet()) => {}
             () = self.clock.sleep_until(end) => {}
         }
     }

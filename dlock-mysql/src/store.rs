@@ -167,9 +167,7 @@ const POLICY: BatchPolicy = BatchPolicy {
     most: GATHERED,
     least: Duration::ZERO,
     waiting: 1_024,
-    untaken: Duration::from_millis(500),
     unanswered: Duration::from_secs(20),
-    pause: Duration::from_secs(2),
 };
 /// A statement checks its not-after time when it begins. It may then wait one second for the table, one
 /// second for the row, and run for one second.

@@ -295,9 +295,7 @@ const POLICY: BatchPolicy = BatchPolicy {
     most: 64,
     least: Duration::from_millis(2 * commands::RUN_MS),
     waiting: 1_024,
-    untaken: Duration::from_millis(500),
     unanswered: Duration::from_secs(15),
-    pause: Duration::from_secs(2),
 };
 
 /// Renewals of one statement.

@@ -119,7 +119,5 @@ pub(crate) const POLICY: BatchPolicy = BatchPolicy {
     most: 32,
     least: Duration::ZERO,
     waiting: 1_024,
-    untaken: Duration::from_millis(500),
     unanswered: Duration::from_secs(20),
-    pause: Duration::from_secs(2),
 };

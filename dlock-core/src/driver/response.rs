@@ -1,10 +1,7 @@
 //! Answers: what a driver returns to the core.
 
 use crate::{
-    driver::{
-        Ticket,
-        request::{HolderInfo, Lane},
-    },
+    driver::request::{HolderInfo, Lane, Ticket},
     name::LockName,
     owner::{Fingerprint, HoldId},
     token::FencingToken,

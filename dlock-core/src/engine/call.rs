@@ -10,7 +10,6 @@ use crate::{
 };
 use futures_util::FutureExt;
 use std::{
-    fmt,
     future::poll_fn,
     panic::AssertUnwindSafe,
     pin::Pin,
@@ -43,7 +42,7 @@ type Rest<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub(crate) struct Call<T: Send + 'static> {
     rest: Option<Rest<T>>,
     begun: bool,
-    give_up: Instant,
+    pub(crate) give_up: Instant,
     calls: Arc<CallContext>,
 }
 
@@ -98,10 +97,6 @@ impl<T: Send + 'static> Call<T> {
             () = calls.deadlines.at(end) => None,
         }
     }
-
-    pub(crate) fn give_up(&self) -> Instant {
-        self.give_up
-    }
 }
 
 fn poll<T>(rest: &mut Option<Rest<T>>, begun: &mut bool, cx: &mut Context<'_>) -> Poll<T> {
@@ -132,14 +127,5 @@ impl<T: Send + 'static> Drop for Call<T> {
                 }
             }
         });
-    }
-}
-
-impl<T: Send + 'static> fmt::Debug for Call<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call")
-            .field("begun", &self.begun)
-            .field("give_up", &self.give_up)
-            .finish_non_exhaustive()
     }
 }

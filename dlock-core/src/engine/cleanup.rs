@@ -227,7 +227,7 @@ impl Engine {
         let mut there = job.hold.is_some();
         self.clock.sleep_until(job.after).await;
         if let Some(mut call) = under_way {
-            let late = call.give_up() + self.caps.late;
+            let late = call.give_up + self.caps.late;
             match call.answer_elsewhere().await {
                 Some(Ok(Acquired::Granted(_))) => {}
                 Some(Ok(Acquired::Held(held))) if held.doubt => {
@@ -268,11 +268,8 @@ impl Engine {
 
     /// The time by which everything that the job could have left must have ended by itself.
     fn over(&self, job: &CleanupJob) -> Instant {
-        let from = job
-            .indeterminate_until
-            .unwrap_or(Instant::ORIGIN)
-            .max(self.clock.now())
-            + self.caps.late;
+        let now = self.clock.now();
+        let from = job.indeterminate_until.map_or(now, |until| until.max(now)) + self.caps.late;
         match job.hold {
             // Such a hold lasts as long as its session, which is this client's.
             Some(_) if self.caps.session_bound => Instant::FAR,
@@ -340,7 +337,7 @@ impl Engine {
     }
 
     fn goes_on(&self, over: Instant) -> bool {
-        self.clock.now() < over && !self.is_closed()
+        self.clock.now() < over && !self.closed.load(SeqCst)
     }
 
     fn report(&self, job: &CleanupJob, error: &DriverError) {
@@ -351,7 +348,7 @@ impl Engine {
     }
 
     async fn pause(&self, pause: Duration) -> Duration {
-        let jittered = pause.mul_f64(0.5 + self.jitter() / 2.0);
+        let jittered = pause.mul_f64(0.5 + self.random.jitter() / 2.0);
         self.clock.sleep_until(self.clock.now() + jittered).await;
         let crowd = u32::try_from(self.cleanup.len() / 1_000).unwrap_or(u32::MAX);
         (pause * 2).min(PAUSE.1.saturating_mul(1 + crowd.min(9)))

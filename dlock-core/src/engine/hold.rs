@@ -3,8 +3,12 @@
 
 use crate::{
     clock::{Clock, Instant},
-    driver::Ticket,
-    engine::{caller::Caller, metrics::Class, presence::Presence, watchdog::Key},
+    driver::{HolderInfo, Ticket},
+    engine::{
+        caller::Caller,
+        metrics::Class,
+        watchdog::machine::{Key, TICK},
+    },
     error::LossReason,
     lease::Lease,
     name::LockName,
@@ -84,6 +88,14 @@ pub(crate) struct Hold {
     lost: Notify,
 }
 
+/// A presence that was granted.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    pub(crate) hold: Arc<Hold>,
+    /// The holder info of the holds that depend on it.
+    pub(crate) info: Arc<HolderInfo>,
+}
+
 /// When a hold was first requested, and when it was first granted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct First {
@@ -119,22 +131,10 @@ const HELD: u8 = 0;
 const UNCERTAIN: u8 = 1;
 const RELEASING: u8 = 2;
 const DETACHED: u8 = 3;
-const LOST: u8 = 4; // and up: LOST + the reason's index in REASONS
+const LOST: u8 = 4; // and up: LOST + the reason
 
-const NOT_HELD: u8 = LOST + 1;
-const SHUT_DOWN: u8 = LOST + 3;
-
-pub(crate) const REASONS: [LossReason; 5] = [
-    LossReason::Deadline,
-    LossReason::NotHeld,
-    LossReason::Session,
-    LossReason::Shutdown,
-    LossReason::Presence,
-];
-
-/// How much earlier than the deadline its timer is set. Timers are a millisecond coarse and round up, and
-/// `lost()` has to resolve at or before the deadline.
-pub(crate) const TICK: Duration = Duration::from_millis(1);
+const NOT_HELD: u8 = LOST + LossReason::NotHeld as u8;
+const SHUT_DOWN: u8 = LOST + LossReason::Shutdown as u8;
 
 impl Hold {
     pub(crate) fn new(start: &Start, now: Instant, deadline: Instant) -> Self {
@@ -267,7 +267,9 @@ impl Hold {
                 }
             }
             RELEASING | DETACHED => GuardState::Lost(LossReason::NotHeld),
-            lost => GuardState::Lost(REASONS[usize::from(lost - LOST) % REASONS.len()]),
+            lost => {
+                GuardState::Lost(LossReason::ALL[usize::from(lost - LOST) % LossReason::ALL.len()])
+            }
         }
     }
 
@@ -278,9 +280,7 @@ impl Hold {
 
     /// Marks it lost, once. Returns whether this call did.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
-        let place = REASONS.iter().position(|r| *r == reason).unwrap_or(0);
-        let lost = LOST + u8::try_from(place).unwrap_or(0);
-        let did = self.leave_for(lost);
+        let did = self.leave_for(LOST + reason as u8);
         // A running watchdog marks a hold uncertain long before its deadline.
         let due = self.lease().is_renewed() && self.end().is_none_or(|end| self.deadline() < end);
         let unseen = did == Ok(HELD) || (did == Ok(UNCERTAIN) && self.stalled.load(SeqCst));

@@ -20,8 +20,8 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub(crate) struct LockTable {
     entries: SpreadMap<LockName, LockEntry>,
-    /// Removed entries, kept for their buffers: locks that come and go allocate none.
-    spare: Vec<LockEntry>,
+    /// The buffers of removed entries: locks that come and go allocate none.
+    spare: Vec<Vec<Arc<Hold>>>,
 }
 
 /// The entry of one name.
@@ -115,7 +115,10 @@ pub(crate) struct Waiter {
 impl LockTable {
     pub(crate) fn entry(&mut self, name: &LockName) -> &mut LockEntry {
         let entry = self.entries.entry(name.clone());
-        entry.or_insert_with(|| self.spare.pop().unwrap_or_default())
+        entry.or_insert_with(|| LockEntry {
+            holds: self.spare.pop().unwrap_or_default(),
+            queue: Queue::default(),
+        })
     }
 
     pub(crate) fn find(&mut self, name: &LockName) -> Option<&mut LockEntry> {
@@ -143,9 +146,10 @@ impl LockTable {
         if let Entry::Occupied(mut found) = self.entries.entry(name.clone()) {
             change(found.get_mut());
             if found.get().is_empty() {
-                let entry = found.remove();
-                if self.spare.len() < SPARE_ENTRIES {
-                    self.spare.push(entry.blank());
+                let LockEntry { mut holds, .. } = found.remove();
+                if self.spare.len() < SPARE_BUFFERS {
+                    holds.shrink_to(SPARE);
+                    self.spare.push(holds);
                 }
             }
         }
@@ -228,22 +232,13 @@ impl LockTable {
     }
 }
 
-/// The most spare entries, some hundred bytes each: enough for the tasks of a busy client.
-const SPARE_ENTRIES: usize = 128;
+/// The most spare buffers, some hundred bytes each: enough for the tasks of a busy client.
+const SPARE_BUFFERS: usize = 128;
 
-/// The capacity that a spare entry keeps: one crowded name should not cost memory for ever.
+/// The capacity that a spare buffer keeps: one crowded name should not cost memory for ever.
 const SPARE: usize = 16;
 
 impl LockEntry {
-    /// The same buffers with nothing in them.
-    fn blank(self) -> Self {
-        let Self { mut holds, .. } = self;
-        holds.clear();
-        holds.shrink_to(SPARE);
-        let queue = Queue::default();
-        Self { holds, queue }
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.holds.is_empty() && self.queue.len() == 0
     }

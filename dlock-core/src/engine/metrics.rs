@@ -10,19 +10,18 @@
 use crate::{
     clock::{Clock, Instant},
     driver::WakeUp,
-    error::{DriverError, Effect, Error, ErrorKind, LossReason, TimeoutPhase},
-    guard::Guard,
+    error::{DriverError, Error, ErrorKind, LossReason, TimeoutPhase},
 };
 use std::time::Duration;
 #[cfg(feature = "metrics")]
 use {
-    super::hold::REASONS,
+    crate::error::Effect,
     metrics::{
         Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge,
         describe_histogram, gauge, histogram,
     },
     parking_lot::Mutex,
-    std::{collections::HashMap, fmt, sync::Arc},
+    std::{collections::HashMap, sync::Arc},
 };
 
 /// The instruments of one class of locks.
@@ -94,23 +93,6 @@ pub(crate) enum Op {
     Release,
 }
 
-/// The outcome of a request, in the order of [`EFFECT`].
-#[derive(Clone, Copy)]
-pub(crate) enum Answered {
-    Ok,
-    None,
-    Unknown,
-}
-
-impl Answered {
-    pub(crate) fn failed(error: &DriverError) -> Self {
-        match error.effect() {
-            Effect::None => Self::None,
-            Effect::Unknown => Self::Unknown,
-        }
-    }
-}
-
 /// The instruments of a client for its store.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreMetrics(#[cfg(feature = "metrics")] Arc<StoreInstruments>);
@@ -129,10 +111,11 @@ impl CountedAcquire {
         }
     }
 
-    pub(crate) fn ended(mut self, outcome: &Result<Option<Guard>, Error>, began: Instant) {
+    /// The outcome: acquired after this time, held by another, or an error.
+    pub(crate) fn ended(mut self, outcome: Result<Option<Duration>, &Error>) {
         self.outcome = match outcome {
-            Ok(Some(guard)) => {
-                self.class.acquired(guard.hold.since.since(began));
+            Ok(Some(within)) => {
+                self.class.acquired(within);
                 AcquireOutcome::Acquired
             }
             Ok(None) => AcquireOutcome::Held,
@@ -155,8 +138,8 @@ impl Drop for CountedAcquire {
 )]
 mod off {
     use super::{
-        AcquireOutcome, Answered, Class, CleanupEnd, Clock, DriverError, Duration, HoldEnd,
-        Instant, JobEnd, Op, ReleaseEnd, StoreMetrics, WakeUp,
+        AcquireOutcome, Class, CleanupEnd, Clock, DriverError, Duration, HoldEnd, Instant, JobEnd,
+        Op, ReleaseEnd, StoreMetrics, WakeUp,
     };
 
     const _: () = assert!(size_of::<(Class, StoreMetrics, super::Classes)>() == 0);
@@ -181,7 +164,6 @@ mod off {
         pub(crate) fn job(&self, _: JobEnd) {}
         pub(crate) fn wake_up(&self, _: &WakeUp) {}
         pub(crate) fn abandoned(&self) {}
-        pub(crate) fn request(&self, _: Op, _: Answered, _: Duration) {}
         pub(crate) fn request_ends<T>(
             &self,
             _: Op,
@@ -226,6 +208,7 @@ const RELEASE: [&str; 6] = [
 ];
 
 #[cfg(feature = "metrics")]
+#[derive(Debug)]
 struct Instruments {
     acquire: [Counter; ACQUIRE.len()],
     acquire_seconds: Histogram,
@@ -234,7 +217,7 @@ struct Instruments {
     polls: [Counter; POLL.len()],
     holds: Gauge,
     held_seconds: [Histogram; HELD.len()],
-    lost: [Counter; REASONS.len()],
+    lost: [Counter; LossReason::ALL.len()],
     renewed: Counter,
     doubted: Counter,
     uncertain: Gauge,
@@ -261,62 +244,27 @@ impl AcquireOutcome {
 #[cfg(feature = "metrics")]
 impl Class {
     fn new(backend: &'static str, class: &str) -> Self {
-        let class = class.to_owned();
-        let labels = || [("backend", backend.to_owned()), ("class", class.clone())];
-        let acquire = |outcome| {
+        let labels = || [("backend", backend.to_owned()), ("class", class.to_owned())];
+        let with = |key, value: &str| {
             let [backend, class] = labels();
-            counter!(
-                "dlock_acquire_total",
-                &[backend, class, ("outcome", String::from(outcome))]
-            )
+            [backend, class, (key, value.to_owned())]
         };
-        let poll = |cause| {
-            let [backend, class] = labels();
-            counter!(
-                "dlock_poll_total",
-                &[backend, class, ("cause", String::from(cause))]
-            )
-        };
-        let held = |end| {
-            let [backend, class] = labels();
-            histogram!(
-                "dlock_held_seconds",
-                &[backend, class, ("end", String::from(end))]
-            )
-        };
-        let lost = |reason: LossReason| {
-            let [backend, class] = labels();
-            let reason = ("reason", reason.as_str().to_owned());
-            counter!("dlock_lost_total", &[backend, class, reason])
-        };
-        let renew = |outcome: &str| {
-            let [backend, class] = labels();
-            counter!(
-                "dlock_renew_total",
-                &[backend, class, ("outcome", outcome.to_owned())]
-            )
-        };
-        let release = |outcome| {
-            let [backend, class] = labels();
-            counter!(
-                "dlock_release_total",
-                &[backend, class, ("outcome", String::from(outcome))]
-            )
-        };
+        let renew = |outcome| counter!("dlock_renew_total", &with("outcome", outcome));
         Self(Arc::new(Instruments {
-            acquire: ACQUIRE.map(acquire),
+            acquire: ACQUIRE.map(|it| counter!("dlock_acquire_total", &with("outcome", it))),
             acquire_seconds: histogram!("dlock_acquire_seconds", &labels()),
             waiting: gauge!("dlock_waiting", &labels()),
             wait_seconds: histogram!("dlock_wait_seconds", &labels()),
-            polls: POLL.map(poll),
+            polls: POLL.map(|it| counter!("dlock_poll_total", &with("cause", it))),
             holds: gauge!("dlock_holds", &labels()),
-            held_seconds: HELD.map(held),
-            lost: REASONS.map(lost),
+            held_seconds: HELD.map(|it| histogram!("dlock_held_seconds", &with("end", it))),
+            lost: LossReason::ALL
+                .map(|it| counter!("dlock_lost_total", &with("reason", it.as_str()))),
             renewed: renew("renewed"),
             doubted: renew("uncertain"),
             uncertain: gauge!("dlock_uncertain", &labels()),
             slack: histogram!("dlock_renew_slack_ratio", &labels()),
-            release: RELEASE.map(release),
+            release: RELEASE.map(|it| counter!("dlock_release_total", &with("outcome", it))),
         }))
     }
 
@@ -356,10 +304,8 @@ impl Class {
             HoldEnd::Detached => 2,
         };
         self.0.held_seconds[place].record(held);
-        if let HoldEnd::Lost(reason) = end
-            && let Some(at) = REASONS.iter().position(|of| *of == reason)
-        {
-            self.0.lost[at].increment(1);
+        if let HoldEnd::Lost(reason) = end {
+            self.0.lost[reason as usize].increment(1);
         }
         self.0.holds.decrement(1.0);
     }
@@ -405,6 +351,7 @@ const REQUEST: [&str; 3] = ["acquire", "renew", "release"];
 const EFFECT: [&str; 3] = ["ok", "none", "unknown"];
 
 #[cfg(feature = "metrics")]
+#[derive(Debug)]
 struct StoreInstruments {
     cleanups: Gauge,
     cleanup: [Counter; CLEANUP.len()],
@@ -417,25 +364,18 @@ struct StoreInstruments {
 #[cfg(feature = "metrics")]
 impl StoreMetrics {
     fn new(backend: &'static str) -> Self {
+        let with = |key, value| [("backend", backend), (key, value)];
         let request = |op| {
             EFFECT.map(|effect| {
                 let labels = [("backend", backend), ("op", op), ("effect", effect)];
                 histogram!("dlock_request_seconds", &labels)
             })
         };
-        let ended = |name, outcome| {
-            let labels = [("backend", backend), ("outcome", outcome)];
-            counter!(name, &labels)
-        };
-        let wake_up = |kind| {
-            let labels = [("backend", backend), ("kind", kind)];
-            counter!("dlock_wake_up_total", &labels)
-        };
         Self(Arc::new(StoreInstruments {
             cleanups: gauge!("dlock_cleanups", "backend" => backend),
-            cleanup: CLEANUP.map(|outcome| ended("dlock_cleanup_total", outcome)),
-            jobs: JOB.map(|outcome| ended("dlock_job_total", outcome)),
-            wake_ups: WAKE_UP.map(wake_up),
+            cleanup: CLEANUP.map(|it| counter!("dlock_cleanup_total", &with("outcome", it))),
+            jobs: JOB.map(|it| counter!("dlock_job_total", &with("outcome", it))),
+            wake_ups: WAKE_UP.map(|it| counter!("dlock_wake_up_total", &with("kind", it))),
             abandoned: counter!("dlock_abandoned_calls_total", "backend" => backend),
             requests: REQUEST.map(request),
         }))
@@ -470,12 +410,7 @@ impl StoreMetrics {
         self.0.abandoned.increment(1);
     }
 
-    /// A request was answered, or given up, after it took so long.
-    pub(crate) fn request(&self, op: Op, answered: Answered, took: Duration) {
-        self.0.requests[op as usize][answered as usize].record(took);
-    }
-
-    /// The same at this moment. `None`: no answer in time.
+    /// A request was answered, or given up (`None`), at this moment.
     pub(crate) fn request_ends<T>(
         &self,
         op: Op,
@@ -483,12 +418,12 @@ impl StoreMetrics {
         sent: Instant,
         clock: &Clock,
     ) {
-        let answered = match answer {
-            Some(Ok(_)) => Answered::Ok,
-            Some(Err(error)) => Answered::failed(error),
-            None => Answered::Unknown,
+        let effect = match answer.map(|answer| answer.as_ref().map_err(DriverError::effect)) {
+            Some(Ok(_)) => 0,
+            Some(Err(Effect::None)) => 1,
+            Some(Err(Effect::Unknown)) | None => 2,
         };
-        self.request(op, answered, clock.now().since(sent));
+        self.0.requests[op as usize][effect].record(clock.now().since(sent));
     }
 }
 
@@ -605,19 +540,5 @@ impl Classes {
         let class = Class::new(backend, name);
         named.insert(name.into(), class.clone());
         class
-    }
-}
-
-#[cfg(feature = "metrics")]
-impl fmt::Debug for StoreInstruments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreInstruments").finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "metrics")]
-impl fmt::Debug for Instruments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Instruments").finish_non_exhaustive()
     }
 }

@@ -13,25 +13,22 @@ pub(crate) mod scope;
 pub(crate) mod spread;
 pub(crate) mod watchdog;
 
-pub use hold::GuardState;
-pub use release::ReleaseOutcome;
-
 use crate::{
     clock::{Clock, Instant},
     driver::{Capabilities, DistributedLock, HolderInfo, Ticket, WakeUp},
     engine::{
         call::CallContext,
         cleanup::{Cleanup, CleanupJob},
-        hold::{Hold, Start},
+        hold::{GuardState, Hold, Start},
         lock_table::{Granted, LockTable},
         metrics::{Classes, HoldEnd},
         presence::Presences,
-        watchdog::{Renewal, Watchdog, Watched},
+        watchdog::Watchdog,
     },
     error::{Error, ErrorKind, LossReason, UNATTENDED, micros},
     lease::Lease,
     name::LockName,
-    owner::{HoldId, Owner},
+    owner::HoldId,
     random::Random,
     runtime,
 };
@@ -39,10 +36,10 @@ use futures_util::StreamExt;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
-    fmt,
     future::poll_fn,
     num::NonZeroU64,
     ops::Deref,
+    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
@@ -151,36 +148,11 @@ impl Engine {
         for ticket in unwanted {
             self.leave_queue(&hold.name, ticket);
         }
-        let key = self.watchdog.watch(Watched {
-            what: Arc::clone(&hold),
-            name: start.name.clone(),
-            lane: self.driver.lane(&start.name),
-            sent,
-            deadline,
-            renewal: self.renews(hold.lease()),
-            end,
-        });
-        hold.watched_as(key);
+        self.watch(&hold, sent, end);
         if let GuardState::Lost(reason @ LossReason::Presence) = hold.state(&self.clock) {
             self.lose(&hold, reason); // it entered the table after those that were lost with it
         }
         Some(hold)
-    }
-
-    fn renews(&self, lease: Lease) -> Renewal {
-        let length = lease.length();
-        if lease.is_renewed() {
-            return Renewal {
-                ask: Some(length),
-                length,
-            };
-        }
-        // The record may be lost before the lease ends. On a session store it also lasts no longer than the
-        // session.
-        Renewal {
-            ask: None,
-            length: length.min(*self.caps.leases.end()),
-        }
     }
 
     /// Enters a hold in the lock table, unless the client is shutting down or the table has it already. If
@@ -294,15 +266,7 @@ impl Engine {
 
     /// Resolves when the client begins to shut down.
     pub(crate) async fn shutting_down(&self) {
-        loop {
-            let shutting_down = self.shutting_down.notified();
-            let mut shutting_down = std::pin::pin!(shutting_down);
-            shutting_down.as_mut().enable();
-            if self.is_closing() {
-                return;
-            }
-            shutting_down.await;
-        }
+        until(&self.shutting_down, || self.is_closing()).await;
     }
 
     /// The same for a task that waits for an answer. The task is polled when the shutdown begins, so this
@@ -313,11 +277,6 @@ impl Engine {
             false => Poll::Pending,
         })
         .await;
-    }
-
-    /// Whether the driver was closed. What is not undone by then is left to its lease.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(SeqCst)
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -357,26 +316,9 @@ impl Engine {
         self.table.lock()
     }
 
-    pub(crate) fn hold_id(&self) -> Result<HoldId, Error> {
-        Ok(self.random.hold()?)
-    }
-
-    pub(crate) fn fresh_owner(&self) -> Result<Owner, Error> {
-        Ok(self.random.owner()?)
-    }
-
-    /// A random number from 0 to 1.
-    pub(crate) fn jitter(&self) -> f64 {
-        self.random.jitter()
-    }
-
     pub(crate) fn ticket(&self) -> Ticket {
         let number = self.tickets.fetch_add(1, SeqCst);
         Ticket(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
-    }
-
-    pub(crate) fn tasks(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.tasks.lock()
     }
 
     /// Whether a call may be awaited here: the client's own runtime has timers.
@@ -413,7 +355,7 @@ impl<I: Deref<Target = Engine>> Drop for Active<I> {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        for task in self.tasks().drain(..) {
+        for task in self.tasks.get_mut().drain(..) {
             task.abort();
         }
         let driver = Arc::clone(&self.driver);
@@ -421,11 +363,14 @@ impl Drop for Engine {
     }
 }
 
-// The generator would print its state, so only the store is shown.
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("store", &self.store)
-            .finish_non_exhaustive()
+/// Waits for `done`, which may have changed whenever `notify` is notified.
+pub(crate) async fn until(notify: &Notify, done: impl Fn() -> bool + Send) {
+    loop {
+        let mut notified = pin!(notify.notified());
+        notified.as_mut().enable();
+        if done() {
+            return;
+        }
+        notified.await;
     }
 }

@@ -19,12 +19,11 @@
 
 use crate::{
     clock::{Clock, Instant},
-    driver::{Acquire, Acquired, Capabilities, HolderInfo, kit::in_runtime},
+    driver::{Acquire, Acquired, Capabilities, kit::in_runtime},
     engine::{
         Engine,
         call::Call,
-        hold::{Hold, Start},
-        watchdog::{Renewal, Watched},
+        hold::{Hold, Presence, Start},
     },
     error::{DriverError, Error, ErrorKind, LossReason, RetryClass},
     lease::{Lease, MIN_LEASE},
@@ -46,14 +45,6 @@ pub(crate) struct Presences {
     current: Mutex<Option<Arc<Presence>>>,
     /// Locked while the next one is being acquired.
     acquiring: tokio::sync::Mutex<()>,
-}
-
-/// A presence that was granted.
-#[derive(Debug)]
-pub(crate) struct Presence {
-    pub(crate) hold: Arc<Hold>,
-    /// The holder info of the holds that depend on it.
-    pub(crate) info: Arc<HolderInfo>,
 }
 
 /// Why there is no presence.
@@ -145,11 +136,11 @@ impl Engine {
     /// nothing depends on it.
     async fn appear(self: &Arc<Self>, lease: Lease, give_up: Instant) -> Result<Presence, Absent> {
         let (owner, id) = self.random.owner_and_hold().map_err(Absent::Failed)?;
-        let mut request = Acquire::new(name(id), owner, id, lease, give_up);
+        let name = name(id);
+        let mut request = Acquire::new(name.clone(), owner, id, lease, give_up);
         request.info = Arc::clone(&self.info);
-        let sent = self.clock.now();
-        let (driver, asked) = (Arc::clone(&self.driver), request.clone());
-        let call = async move { driver.acquire(&asked).await };
+        let (driver, sent) = (Arc::clone(&self.driver), self.clock.now());
+        let call = async move { driver.acquire(&request).await };
         let grant = match Call::new(&self.calls, give_up, call).answer().await {
             Some(Ok(Acquired::Granted(grant))) => grant,
             Some(Ok(_)) => {
@@ -167,7 +158,7 @@ impl Engine {
             return Err(Absent::Unanswered); // it came too late to be of use
         }
         let start = Start {
-            name: request.name.clone(),
+            name,
             owner,
             reusable: false,
             id,
@@ -184,19 +175,7 @@ impl Engine {
         };
         let hold = Arc::new(Hold::new(&start, now, deadline));
         // It is in no table: it is no lock of the user, and a shutdown leaves it to its lease.
-        let key = self.watchdog.watch(Watched {
-            what: Arc::clone(&hold),
-            name: start.name,
-            lane: self.driver.lane(&request.name),
-            sent,
-            deadline,
-            renewal: Renewal {
-                ask: Some(length),
-                length,
-            },
-            end: None,
-        });
-        hold.watched_as(key);
+        self.watch(&hold, sent, None);
         let info = Arc::new(self.info.depending_on(id));
         Ok(Presence { hold, info })
     }

@@ -64,7 +64,7 @@ pub(crate) struct Releasing {
     hold: Arc<Hold>,
     began: Instant,
     /// The state in which it found the hold.
-    before: GuardState,
+    pub(crate) before: GuardState,
     open: bool,
     /// It was sent once at least.
     sent: bool,
@@ -100,11 +100,6 @@ impl Releasing {
             end,
             counted_as,
         }
-    }
-
-    /// The state in which the release found the hold.
-    pub(crate) fn before(&self) -> GuardState {
-        self.before
     }
 
     /// Sends the release, and repeats it until it is answered or its time is over.
@@ -144,10 +139,8 @@ impl Releasing {
                 }
                 None => return Err(self.unknown()),
             }
-            self.engine
-                .clock
-                .sleep_until(self.engine.clock.now() + pause)
-                .await;
+            let clock = &self.engine.clock;
+            clock.sleep_until(clock.now() + pause).await;
             pause *= 2;
             sent = self.engine.clock.now();
         }
@@ -195,10 +188,12 @@ impl Releasing {
             Released::NotHeld { by: Some(by) } if found && by.token == Some(self.hold.token) => {
                 ReleaseOutcome::StillHeld { holds: 1 }
             }
-            Released::NotHeld { .. } if found && self.kept().is_some() => ReleaseOutcome::MinHold {
-                rest: self.kept().unwrap_or_default(),
-            },
-            Released::NotHeld { .. } if found => ReleaseOutcome::Released,
+            Released::NotHeld { .. } if found => {
+                let kept = self.engine.rest(self.hold.min_hold_until());
+                kept.map_or(ReleaseOutcome::Released, |rest| ReleaseOutcome::MinHold {
+                    rest,
+                })
+            }
             Released::NotHeld { .. } => {
                 // Its lease may have ended while the release was under way.
                 let reason = match self.engine.clock.now() < self.hold.deadline() {
@@ -240,10 +235,6 @@ impl Releasing {
             (job.sent, job.indeterminate_until) = (true, Some(until.max(now)));
             self.engine.clean_up(job);
         }
-    }
-
-    fn kept(&self) -> Option<Duration> {
-        self.engine.rest(self.hold.min_hold_until())
     }
 
     fn unknown(&self) -> Error {
@@ -295,12 +286,6 @@ impl Drop for Releasing {
 }
 
 impl Engine {
-    pub(crate) fn stop_renewing(&self, hold: &Hold) {
-        if let Some(key) = hold.key() {
-            self.watchdog.forget(key);
-        }
-    }
-
     /// The release of this hold is on its way. Where the store keeps the order of requests, the next local waiter
     /// attempts at once, so that one round trip hands the lock over. The store still decides who is first: the
     /// attempt names the waiter's ticket, and is refused while another client's is ahead.

@@ -25,8 +25,8 @@ pub(super) const CORES: &[Core] = &[
         name: "a_guard_that_waits_for_the_watchdog",
         edits: &[Edit {
             file: "engine/mod.rs",
-            right: "Hold::new(&start, now, deadline)",
-            wrong: "Hold::new(&start, now, Instant::FAR)",
+            right: "        self.watch(&hold, sent, end);\n",
+            wrong: "        self.watch(&hold, sent, end);\n        hold.renewed(Instant::FAR);\n",
         }],
         breaks: &["renew", "loss", "indeterminate", "shutdown"],
     },
@@ -44,7 +44,7 @@ pub(super) const CORES: &[Core] = &[
         edits: &[Edit {
             file: "engine/acquire/attempt.rs",
             right: "        let give_up = (sent + self.attempt_limit()).min(end);\n",
-            wrong: "        if self.indeterminate_until.is_some() {\n            self.hold = self.engine.hold_id().unwrap_or(self.hold);\n        }\n        \
+            wrong: "        if self.indeterminate_until.is_some() {\n            self.who.hold = self.engine.random.hold().unwrap_or(self.who.hold);\n        }\n        \
                     let give_up = (sent + self.attempt_limit()).min(end);\n",
         }],
         breaks: &["indeterminate", "cancel", "late"],
@@ -190,8 +190,8 @@ pub(super) const CORES: &[Core] = &[
         name: "a_release_that_found_nothing_is_a_success",
         edits: &[Edit {
             file: "engine/release.rs",
-            right: "            Released::NotHeld { .. } if found => ReleaseOutcome::Released,\n",
-            wrong: "            Released::NotHeld { .. } if found || !found => ReleaseOutcome::Released,\n",
+            right: "            Released::NotHeld { .. } if found => {\n",
+            wrong: "            Released::NotHeld { .. } if found || !found => {\n",
         }],
         breaks: &["loss", "shutdown"],
     },
@@ -246,7 +246,7 @@ pub(super) const CORES: &[Core] = &[
         edits: &[Edit {
             file: "engine/acquire/mod.rs",
             right: "            Mode::Exclusive => self.random.owner_and_hold()?,\n",
-            wrong: "            Mode::Exclusive => (Owner::from_seed(\"one\"), self.hold_id()?),\n",
+            wrong: "            Mode::Exclusive => (Owner::from_seed(\"one\"), self.random.hold()?),\n",
         }],
         breaks: &[
             "mutex",

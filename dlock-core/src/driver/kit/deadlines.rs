@@ -288,14 +288,6 @@ impl fmt::Debug for Deadlines {
     }
 }
 
-impl fmt::Debug for Deadline<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deadline")
-            .field("at", &self.at)
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{Deadlines, LINGER, MANY};

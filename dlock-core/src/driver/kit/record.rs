@@ -3,12 +3,13 @@
 //! Every store that keeps one record per name needs the same decisions; here they are once, without I/O and
 //! without a clock.
 
+use super::hold_set::HoldSet;
 use crate::{
     driver::{
         Acquire, Acquired, Broken, Grant, Held, Holder, HolderInfo, Holds, Release, Released,
-        Renew, Renewed, Result, Snapshot, kit::HoldSet,
+        Renew, Renewed, Result, Snapshot,
     },
-    error::{DriverError, ErrorKind, RetryClass},
+    error::{DriverError, ErrorKind, RetryClass, micros},
     name::LockName,
     owner::{HoldId, MAX_HOLDS, Mode, Owner},
     token::FencingToken,
@@ -469,7 +470,7 @@ impl fmt::Display for Record {
 impl FromStr for Record {
     type Err = DamagedRecord;
 
-    fn from_str(text: &str) -> std::result::Result<Self, DamagedRecord> {
+    fn from_str(text: &str) -> Result<Self, DamagedRecord> {
         parse(text).map_err(|field| {
             let token = text
                 .split(' ')
@@ -480,37 +481,34 @@ impl FromStr for Record {
 }
 
 /// The record, or the field that cannot be read.
-fn parse(text: &str) -> std::result::Result<Record, &'static str> {
-    let mut rest = text;
-    let mut field = |name: &'static str, last: bool| -> std::result::Result<_, &'static str> {
-        let (value, tail) = rest
-            .strip_prefix(name)
-            .and_then(|rest| rest.strip_prefix('='))
-            .and_then(|rest| match last {
-                true => Some((rest, "")),
-                false => rest.split_once(' '),
-            })
-            .ok_or(name)?;
-        rest = tail;
-        Ok(value)
-    };
-    fn parsed<T: FromStr>(name: &'static str, value: &str) -> std::result::Result<T, &'static str> {
-        value.parse().map_err(|_| name)
-    }
+fn parse(mut text: &str) -> Result<Record, &'static str> {
+    let rest = &mut text;
     Ok(Record {
-        version: parsed("version", field("version", false)?)?,
-        token: parsed("token", field("token", false)?)?,
-        owner: match field("owner", false)? {
+        version: parsed(rest, "version")?,
+        token: parsed(rest, "token")?,
+        owner: match field(rest, "owner")? {
             "-" => None,
-            owner => Some(parsed("owner", owner)?),
+            owner => Some(owner.parse().map_err(|_| "owner")?),
         },
-        holds: parsed("holds", field("holds", false)?)?,
-        unavailable_until: parsed("unavailable_until", field("unavailable_until", false)?)?,
-        min_hold_until: parsed("min_hold_until", field("min_hold_until", false)?)?,
-        began: parsed("began", field("began", false)?)?,
-        waiters_until: parsed("waiters_until", field("waiters_until", false)?)?,
-        holder_info: HolderInfo::parse(field("holder", true)?),
+        holds: parsed(rest, "holds")?,
+        unavailable_until: parsed(rest, "unavailable_until")?,
+        min_hold_until: parsed(rest, "min_hold_until")?,
+        began: parsed(rest, "began")?,
+        waiters_until: parsed(rest, "waiters_until")?,
+        holder_info: HolderInfo::parse(rest.strip_prefix("holder=").ok_or("holder")?),
     })
+}
+
+fn parsed<T: FromStr>(rest: &mut &str, name: &'static str) -> Result<T, &'static str> {
+    field(rest, name)?.parse().map_err(|_| name)
+}
+
+/// Takes the next field, which must have that name, off the text.
+fn field<'a>(rest: &mut &'a str, name: &'static str) -> Result<&'a str, &'static str> {
+    let value = rest.strip_prefix(name).and_then(|it| it.strip_prefix('='));
+    let (value, tail) = value.and_then(|it| it.split_once(' ')).ok_or(name)?;
+    *rest = tail;
+    Ok(value)
 }
 
 /// A record that something other than dlock wrote.
@@ -554,10 +552,6 @@ fn too_many_holds() -> DriverError {
 /// The last moment before an end: at the end itself a hold is over.
 fn before(end: u64) -> u64 {
     end.saturating_sub(1)
-}
-
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The greatest token: stores count in signed numbers. One that is reached was not given by dlock in this millennium.

@@ -6,19 +6,18 @@
 
 use super::record_store::RecordStore;
 use crate::name::LockName;
-use parking_lot::Mutex;
 use std::sync::{
     Arc,
     atomic::{AtomicU32, Ordering},
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::Mutex};
 
 /// The sweeps of one driver: one at a time, beside the grants that bring them about.
 #[derive(Debug)]
 pub(super) struct Sweeps {
-    cursor: Arc<SweepCursor>,
+    /// Locked while a step runs.
+    pub(super) cursor: Arc<Mutex<SweepCursor>>,
     grants: AtomicU32,
-    pub(super) running: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Sweeps {
@@ -27,7 +26,6 @@ impl Sweeps {
         Self {
             cursor: Arc::default(),
             grants: AtomicU32::new(fastrand::u32(..)),
-            running: Arc::default(),
         }
     }
 
@@ -37,41 +35,39 @@ impl Sweeps {
         if !grants.is_multiple_of(store.grants_per_sweep()) {
             return;
         }
-        let Ok(running) = Arc::clone(&self.running).try_lock_owned() else {
+        let Ok(mut cursor) = Arc::clone(&self.cursor).try_lock_owned() else {
             return;
         };
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let (store, cursor) = (Arc::clone(store), Arc::clone(&self.cursor));
+        let store = Arc::clone(store);
         let after = cursor.after(taken, fastrand::u64(..));
         runtime.spawn(async move {
             match store.forget(&after).await {
                 Ok(end) => cursor.reached(end),
                 Err(error) => tracing::debug!(%error, "unused records could not be deleted"),
             }
-            drop(running);
         });
     }
 }
 
 /// Where a client's sweep over all names of a store stands.
 #[derive(Debug, Default)]
-pub(super) struct SweepCursor(Mutex<Option<Vec<u8>>>);
+pub(super) struct SweepCursor(Option<Vec<u8>>);
 
 impl SweepCursor {
     /// The bytes behind which the next step looks for names.
     ///
     /// A client begins at a place beside `taken`, a name that it has just taken, as `random` says: many
     /// clients that each sweep once come to every name too.
-    fn after(&self, taken: &LockName, random: u64) -> Vec<u8> {
-        let mut place = self.0.lock();
-        place.get_or_insert_with(|| beside(taken, random)).clone()
+    fn after(&mut self, taken: &LockName, random: u64) -> Vec<u8> {
+        self.0.get_or_insert_with(|| beside(taken, random)).clone()
     }
 
     /// A step came as far as that name; `None`: to the end, and the next one begins anew.
-    fn reached(&self, last: Option<Vec<u8>>) {
-        *self.0.lock() = Some(last.unwrap_or_default());
+    fn reached(&mut self, last: Option<Vec<u8>>) {
+        self.0 = Some(last.unwrap_or_default());
     }
 }
 
@@ -91,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_sweep_goes_on_where_it_was_and_begins_anew_at_the_end() {
-        let (cursor, name) = (SweepCursor::default(), LockName::new("job-7").unwrap());
+        let (mut cursor, name) = (SweepCursor::default(), LockName::new("job-7").unwrap());
         let first = cursor.after(&name, 7);
         assert_eq!(
             cursor.after(&name, 7),

@@ -8,10 +8,10 @@ use crate::{
         Engine,
         call::{ATTEMPT_LIMIT, Call},
         cleanup::{AcquireCall, CleanupJob, Target},
-        hold::Start,
+        hold::{Presence, Start},
         lock_table::{Granted, Tickets},
-        metrics::{Answered, Class},
-        presence::{Absent, Presence},
+        metrics::{Class, Op},
+        presence::Absent,
     },
     error::{DriverError, Effect, Error, ErrorKind},
     guard::Guard,
@@ -24,6 +24,7 @@ use crate::{
 use std::{panic::Location, sync::Arc, time::Duration};
 
 /// The identity that the store sees.
+#[derive(Clone)]
 pub(super) struct Identity {
     pub(super) owner: Owner,
     pub(super) hold: HoldId,
@@ -48,18 +49,12 @@ pub(super) enum Dependence {
 }
 
 pub(super) struct Attempt {
-    engine: Arc<Engine>,
-    name: LockName,
-    owner: Owner,
-    hold: HoldId,
-    join: Option<FencingToken>,
-    /// The core chose to join, not the caller.
-    implied: bool,
-    reusable: bool,
-    presence: Dependence,
+    pub(super) engine: Arc<Engine>,
+    pub(super) name: LockName,
+    pub(super) who: Identity,
     terms: Terms,
     at: &'static Location<'static>,
-    class: Class,
+    pub(super) class: Class,
     call: Option<AcquireCall>,
     /// Until when an unanswered attempt may still take the lock.
     indeterminate_until: Option<Instant>,
@@ -74,60 +69,27 @@ pub(super) enum Answer {
     Unanswered,
 }
 
-impl Answer {
-    /// Whether the store answered.
-    pub(super) fn is_one(&self) -> bool {
-        matches!(self, Self::Granted(..) | Self::Held(_) | Self::Gone)
-    }
-
-    /// Its outcome in the metrics.
-    pub(super) fn counted_as(&self) -> Answered {
-        match self {
-            Self::Granted(..) | Self::Held(_) | Self::Gone => Answered::Ok,
-            Self::Failed(error) => Answered::failed(error),
-            Self::Unanswered => Answered::Unknown,
-        }
-    }
-}
-
 impl Attempt {
     pub(super) fn new(engine: &Arc<Engine>, identity: &Identity, options: &AcquireOptions) -> Self {
         Self {
             engine: Arc::clone(engine),
             name: options.name.clone(),
-            owner: identity.owner,
-            hold: identity.hold,
-            join: identity.join,
-            implied: identity.implied,
-            reusable: identity.reusable,
+            who: identity.clone(),
             terms: options.terms,
             at: options.at,
             class: options.class.clone(),
-            presence: identity.presence.clone(),
             call: None,
             indeterminate_until: None,
         }
     }
 
-    pub(super) fn class(&self) -> &Class {
-        &self.class
-    }
-
-    pub(super) fn name(&self) -> &LockName {
-        &self.name
-    }
-
-    pub(super) fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    fn lease(&self) -> Lease {
+    pub(super) fn lease(&self) -> Lease {
         self.terms.lease()
     }
 
     /// The most time that one attempt may take.
     pub(super) fn attempt_limit(&self) -> Duration {
-        (self.terms.lease().length() / 3).min(ATTEMPT_LIMIT)
+        (self.lease().length() / 3).min(ATTEMPT_LIMIT)
     }
 
     /// Asks the store once, with the same hold id each time, so that a repeat finds what an unanswered
@@ -140,7 +102,7 @@ impl Attempt {
         end: Instant,
     ) -> Answer {
         let give_up = (sent + self.attempt_limit()).min(end);
-        if let Dependence::OnCurrent | Dependence::On(_) = self.presence {
+        if let Dependence::OnCurrent | Dependence::On(_) = self.who.presence {
             // Boxed, because most clients have no presence, and this future is moved.
             if let Err(answer) = Box::pin(self.appear(give_up)).await {
                 return answer;
@@ -148,16 +110,16 @@ impl Attempt {
         }
         let request = Acquire {
             name: self.name.clone(),
-            owner: self.owner,
-            hold: self.hold,
+            owner: self.who.owner,
+            hold: self.who.hold,
             lease: self.lease(),
             ticket: tickets.current,
             next_ticket: tickets.next,
-            join: self.join,
+            join: self.who.join,
             floor: None,
             retry,
             give_up,
-            info: match &self.presence {
+            info: match &self.who.presence {
                 Dependence::On(present) => Arc::clone(&present.info),
                 _ => Arc::clone(&self.engine.info),
             },
@@ -170,6 +132,9 @@ impl Attempt {
         // over.
         let answer = self.call.insert(call).answer().await;
         self.call = None;
+        let Engine { classes, clock, .. } = &*self.engine;
+        let store = &classes.store;
+        store.request_ends(Op::Acquire, answer.as_ref(), sent, clock);
         match answer {
             Some(Ok(Acquired::Granted(grant))) => Answer::Granted(grant, sent),
             Some(Ok(Acquired::Held(held))) if held.doubt => {
@@ -199,18 +164,18 @@ impl Attempt {
 
     /// Makes sure of a presence that the next request can depend on.
     async fn appear(&mut self, give_up: Instant) -> Result<(), Answer> {
-        if let Dependence::On(presence) = &self.presence {
+        if let Dependence::On(presence) = &self.who.presence {
             if presence.hold.is_live(&self.engine.clock) {
                 return Ok(());
             }
-            if self.join.is_some() {
+            if self.who.join.is_some() {
                 return Err(Answer::Gone);
             }
             self.start_afresh().map_err(Answer::Failed)?;
         }
         if let Some(presences) = &self.engine.presences {
             match self.engine.presence(presences, give_up).await {
-                Ok(presence) => self.presence = Dependence::On(presence),
+                Ok(presence) => self.who.presence = Dependence::On(presence),
                 Err(Absent::Failed(error)) => return Err(Answer::Failed(error)),
                 Err(Absent::Unanswered) => return Err(Answer::Unanswered),
             }
@@ -223,15 +188,15 @@ impl Attempt {
     fn start_afresh(&mut self) -> Result<(), DriverError> {
         let (owner, hold) = self.engine.random.owner_and_hold()?;
         self.abandon(Vec::new());
-        (self.owner, self.hold) = (owner, hold);
-        self.presence = Dependence::OnCurrent;
+        (self.who.owner, self.who.hold) = (owner, hold);
+        self.who.presence = Dependence::OnCurrent;
         Ok(())
     }
 
     /// Two users of a semaphore disagree about its number of permits: neither would ever be let in beside the
     /// other.
     fn disagreement(&self, held: &Held) -> Option<DriverError> {
-        let (theirs, ours) = (held.by.as_ref()?.owner.mode(), self.owner.mode());
+        let (theirs, ours) = (held.by.as_ref()?.owner.mode(), self.who.owner.mode());
         let (Mode::Permit { of: theirs }, Mode::Permit { of: ours }) = (theirs, ours) else {
             return None;
         };
@@ -243,12 +208,12 @@ impl Attempt {
     }
 
     pub(super) fn shares(&self) -> bool {
-        self.owner.mode() != Mode::Exclusive
+        self.who.owner.mode() != Mode::Exclusive
     }
 
     /// How many may share the lock; 0: it is wanted alone.
     pub(super) fn most(&self) -> u32 {
-        match self.owner.mode() {
+        match self.who.owner.mode() {
             Mode::Permit { of } => of.get(),
             Mode::Shared => MAX_SHARERS,
             Mode::Exclusive => 0,
@@ -281,9 +246,9 @@ impl Attempt {
     ) -> Result<Option<Guard>, Error> {
         let start = Start {
             name: self.name.clone(),
-            owner: self.owner,
-            reusable: self.reusable,
-            id: self.hold,
+            owner: self.who.owner,
+            reusable: self.who.reusable,
+            id: self.who.hold,
             token: grant.token,
             terms: self.terms,
             sent,
@@ -293,7 +258,7 @@ impl Attempt {
             indeterminate_until: self.indeterminate_until,
             ticket: waiter.as_ref().and_then(|waiter| waiter.tickets.current),
             class: self.class.clone(),
-            presence: match &self.presence {
+            presence: match &self.who.presence {
                 Dependence::On(present) => Some(Arc::clone(present)),
                 _ => None,
             },
@@ -321,29 +286,29 @@ impl Attempt {
         job.hold = Some(self.target());
         job.indeterminate_until = self.indeterminate_until.take();
         self.engine.clean_up(job);
-        self.hold = self.engine.random.hold()?;
+        self.who.hold = self.engine.random.hold()?;
         Ok(())
     }
 
     fn target(&self) -> Target {
         Target {
-            owner: self.owner,
-            hold: self.hold,
-            lease: self.terms.lease().length(),
+            owner: self.who.owner,
+            hold: self.who.hold,
+            lease: self.lease().length(),
         }
     }
 
     /// The store reported that the incarnation to join is over, so its guards are lost. Returns whether the
     /// join was only implied, in which case the owner may acquire afresh.
     pub(super) fn unjoin(&mut self) -> bool {
-        let Some(token) = self.join else {
+        let Some(token) = self.who.join else {
             return false;
         };
-        self.engine.forgotten(&self.name, self.owner, token);
-        if self.implied {
-            self.join = None;
+        self.engine.forgotten(&self.name, self.who.owner, token);
+        if self.who.implied {
+            self.who.join = None;
         }
-        std::mem::take(&mut self.implied)
+        std::mem::take(&mut self.who.implied)
     }
 
     /// Gives up: the cleanup undoes whatever the store may have executed, and removes these tickets.

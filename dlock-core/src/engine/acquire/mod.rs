@@ -11,7 +11,7 @@ mod wait_loop;
 use crate::{
     clock::Instant,
     driver::{Held, Wake},
-    engine::{Engine, lock_table::Tickets, metrics::Op, presence::Presences, scope},
+    engine::{Engine, lock_table::Tickets, presence::Presences, scope},
     error::{Error, ErrorKind, LossReason, RetryClass, micros},
     guard::Guard,
     name::LockName,
@@ -45,7 +45,7 @@ pub(crate) fn acquire(
             // A caller without any time still asks once.
             WaitPolicy::Try | WaitPolicy::Within(Duration::ZERO) => {
                 let mut attempt = attempt();
-                match try_until_answered(&engine, &mut attempt, identity.given, began).await {
+                match try_until_answered(&engine, &mut attempt, began).await {
                     Ok(Tried::Acquired(guard)) => Ok(Some(guard)),
                     Ok(Tried::Refused(_)) if wait_policy == WaitPolicy::Try => Ok(None),
                     Ok(Tried::Refused(held)) => {
@@ -59,8 +59,8 @@ pub(crate) fn acquire(
                     WaitPolicy::Within(limit) => began + limit,
                     _ => Instant::FAR,
                 };
-                let mut wait = Wait::new(attempt(), identity.given, options.terms.lease(), end);
-                wait.until_granted(&engine, &options.name).await.map(Some)
+                let mut wait = Wait::new(attempt(), end);
+                wait.until_granted(&engine).await.map(Some)
             }
         };
         match &acquired {
@@ -92,7 +92,6 @@ enum Tried {
 async fn try_until_answered(
     engine: &Arc<Engine>,
     attempt: &mut Attempt,
-    given: bool,
     began: Instant,
 ) -> Result<Tried, Error> {
     let end = began + attempt.attempt_limit();
@@ -100,7 +99,7 @@ async fn try_until_answered(
     // Its end comes first: however the store failed, a caller without time to wait is told of a timeout.
     let mut retry = RetryState::new(Duration::MAX, within);
     // On a store without a queue, this attempt would overtake the waiters of this client.
-    if !given && engine.caps.wake != Wake::Queue && engine.has_waiters(attempt.name()) {
+    if !attempt.who.given && engine.caps.wake != Wake::Queue && engine.has_waiters(&attempt.name) {
         return Ok(Tried::Refused(None));
     }
     let (mut now, mut looked) = (began, false);
@@ -113,13 +112,10 @@ async fn try_until_answered(
             answer = attempt.send(Tickets::default(), false, now, end) => answer,
             () = engine.shutting_down_meanwhile() => return Err(closing()),
         };
-        if answer.is_one() {
-            engine.store_answers(attempt.name());
+        if let Answer::Granted(..) | Answer::Held(_) | Answer::Gone = answer {
+            engine.store_answers(&attempt.name);
         }
-        let sent = now;
         now = engine.clock.now();
-        let store = &engine.classes.store;
-        store.request(Op::Acquire, answer.counted_as(), now.since(sent));
         match answer {
             Answer::Granted(grant, sent) => match attempt.succeed(grant, sent, now, None)? {
                 Some(guard) => return Ok(Tried::Acquired(guard)),
@@ -128,7 +124,7 @@ async fn try_until_answered(
             Answer::Held(held) => match held.dependence().filter(|_| !looked) {
                 Some(dependence) => {
                     looked = true;
-                    let looks = Box::pin(engine.evict(attempt.name(), dependence, end));
+                    let looks = Box::pin(engine.evict(&attempt.name, dependence, end));
                     if !looks.await.is_zero() {
                         return Ok(Tried::Refused(Some(held)));
                     }
@@ -142,7 +138,7 @@ async fn try_until_answered(
             Answer::Failed(error) => retry.failed(error, now)?,
             Answer::Unanswered => retry.unanswered(now)?,
         }
-        let again = now + retry.pause(engine.jitter());
+        let again = now + retry.pause(engine.random.jitter());
         if again >= end {
             // An attempt begun at its own give-up has no answer, only an unknown effect.
             return Err(retry.timeout(end.since(began)));
@@ -184,7 +180,7 @@ impl Engine {
             presence: Dependence::None,
         };
         if let Some(owner) = options.owner {
-            let hold = self.hold_id()?;
+            let hold = self.random.hold()?;
             return Ok(match options.join {
                 Some(token) => enters(owner, hold, Some(token)),
                 None => Identity {
@@ -209,13 +205,13 @@ impl Engine {
             return Ok(Identity {
                 reusable: outer.reusable,
                 presence,
-                ..enters(outer.owner, self.hold_id()?, Some(outer.token))
+                ..enters(outer.owner, self.random.hold()?, Some(outer.token))
             });
         }
         let (owner, hold) = match options.mode {
             Mode::Exclusive => self.random.owner_and_hold()?,
-            Mode::Shared => (Owner::SHARED, self.hold_id()?),
-            Mode::Permit { of } => (Owner::permits(of), self.hold_id()?),
+            Mode::Shared => (Owner::SHARED, self.random.hold()?),
+            Mode::Permit { of } => (Owner::permits(of), self.random.hold()?),
         };
         let depends = |presences: &Presences| presences.covers(&options.terms);
         Ok(Identity {

@@ -5,7 +5,7 @@ use crate::{
     clock::Instant,
     driver::Held,
     engine::{Engine, caller::Caller, hold::Hold},
-    error::{Error, ErrorKind, RetryClass, TimeoutPhase, about},
+    error::{Error, ErrorKind, TimeoutPhase, about},
     name::LockName,
     owner::Mode,
 };
@@ -52,8 +52,7 @@ impl Engine {
                 describe_own_holder(&own, self.clock.now())
             ));
         }
-        let phase = TimeoutPhase::Wait;
-        Error::new(ErrorKind::Timeout { phase }, message).with_retry(RetryClass::Later)
+        Error::timeout(TimeoutPhase::Wait, message)
     }
 }
 

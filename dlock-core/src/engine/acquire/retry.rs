@@ -19,7 +19,8 @@ pub(super) struct RetryState {
     within: Duration,
     since: Option<Instant>,
     last: Option<DriverError>,
-    attempts: u32,
+    /// How many attempts failed in a row.
+    pub(super) attempts: u32,
     at_once: bool,
     unknown: bool,
 }
@@ -49,11 +50,6 @@ impl RetryState {
     /// them ended what this one saw before.
     pub(super) fn inherit(&mut self, since: Instant) {
         self.since = Some(since);
-    }
-
-    /// How many attempts failed in a row.
-    pub(super) fn attempts(&self) -> u32 {
-        self.attempts
     }
 
     /// A grant came after its lease was over, which counts as no answer.
@@ -100,9 +96,7 @@ impl RetryState {
         if std::mem::take(&mut self.at_once) {
             return Duration::ZERO;
         }
-        let doubled = PAUSE
-            .0
-            .saturating_mul(1 << self.attempts.clamp(1, 10).saturating_sub(1));
+        let doubled = PAUSE.0 * (1 << (self.attempts.clamp(1, 10) - 1));
         doubled.min(PAUSE.1).mul_f64(0.5 + jitter / 2.0)
     }
 

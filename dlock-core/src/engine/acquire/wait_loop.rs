@@ -19,11 +19,9 @@ use crate::{
         call::ATTEMPT_LIMIT,
         caller::Caller,
         lock_table::{Granted, Queue, Seat, Tickets, Waiter},
-        metrics::Op,
     },
     error::Error,
     guard::Guard,
-    lease::Lease,
     name::LockName,
     owner::{HoldId, Mode},
     token::FencingToken,
@@ -39,7 +37,6 @@ const STORE_MAY_FAIL: (Duration, Duration) = (Duration::from_secs(5), Duration::
 pub(super) struct Wait {
     attempt: Attempt,
     position: LocalPosition,
-    given: bool,
     end: Instant,
     began: Instant,
     interval: Duration,
@@ -71,14 +68,13 @@ enum Step {
 }
 
 impl Wait {
-    pub(super) fn new(attempt: Attempt, given: bool, lease: Lease, end: Instant) -> Self {
-        let length = lease.length();
+    pub(super) fn new(attempt: Attempt, end: Instant) -> Self {
+        let length = attempt.lease().length();
         let within = attempt.attempt_limit();
         let position = LocalPosition::of(attempt.shares());
         Self {
             attempt,
             position,
-            given,
             end,
             began: Instant::ORIGIN,
             interval: (length / 3).min(POLL_INTERVAL_AT_MOST),
@@ -92,11 +88,7 @@ impl Wait {
         }
     }
 
-    pub(super) async fn until_granted(
-        &mut self,
-        engine: &Arc<Engine>,
-        name: &LockName,
-    ) -> Result<Guard, Error> {
+    pub(super) async fn until_granted(&mut self, engine: &Arc<Engine>) -> Result<Guard, Error> {
         let mut now = engine.clock.now();
         self.began = now;
         loop {
@@ -104,9 +96,9 @@ impl Wait {
                 return Err(closing());
             }
             if now >= self.end {
-                return Err(self.timeout(engine, name));
+                return Err(self.timeout());
             }
-            match self.step(engine, name, now) {
+            match self.step(engine, now) {
                 Step::Sleep(until) => {
                     tokio::select! {
                         biased;
@@ -121,18 +113,15 @@ impl Wait {
                         answer = self.attempt.send(tickets, retry, now, self.end) => answer,
                         () = engine.shutting_down_meanwhile() => return Err(closing()),
                     };
-                    let sent = now;
                     now = engine.clock.now();
-                    let store = &engine.classes.store;
-                    store.request(Op::Acquire, answer.counted_as(), now.since(sent));
-                    if let Some(guard) = self.judge(engine, name, answer, tickets, now)? {
+                    if let Some(guard) = self.judge(engine, answer, tickets, now)? {
                         return Ok(guard);
                     }
                     if let Some(dependence) = self.dependence.take() {
                         let waiter = Arc::clone(&self.position.waiter);
                         tokio::select! {
                             biased;
-                            () = Box::pin(self.look(engine, name, dependence, now)) => {}
+                            () = Box::pin(self.look(engine, dependence, now)) => {}
                             () = waiter.wake.notified() => {} // the queue knows why
                             () = engine.shutting_down_meanwhile() => return Err(closing()),
                         }
@@ -144,12 +133,12 @@ impl Wait {
     }
 
     /// Decides the next step.
-    fn step(&mut self, engine: &Arc<Engine>, name: &LockName, now: Instant) -> Step {
+    fn step(&mut self, engine: &Engine, now: Instant) -> Step {
         let past = Step::Attempt {
             tickets: Tickets::default(),
             retry: false,
         };
-        if self.given && self.position.seat.is_none() {
+        if self.attempt.who.given && self.position.seat.is_none() {
             // A given owner makes its first attempt past every queue.
             return if now >= self.ask_at {
                 past
@@ -158,8 +147,8 @@ impl Wait {
             };
         }
         let mut table = engine.table();
-        let queue = &mut table.entry(name).queue;
-        let beside = self.beside(engine, self.attempt.most());
+        let queue = &mut table.entry(&self.attempt.name).queue;
+        let beside = self.beside(self.attempt.most());
         self.position.enter(queue, beside);
         if !self.position.is_head(queue) {
             if beside > 0 && queue.lets_ask_beside() {
@@ -167,7 +156,7 @@ impl Wait {
             }
             drop(table);
             self.waits(now);
-            return match self.given {
+            return match self.attempt.who.given {
                 true if now >= self.ask_at => past,
                 true => Step::Sleep(self.ask_at),
                 false => Step::Sleep(Instant::FAR),
@@ -183,7 +172,7 @@ impl Wait {
             return Step::Sleep(at);
         }
         if self.waits_since.is_some() {
-            self.attempt.class().polls(queue.woken);
+            self.attempt.class.polls(queue.woken);
         }
         queue.woken = false;
         queue.told = None;
@@ -199,8 +188,8 @@ impl Wait {
 
     /// How many waiters behind the head may ask at once where the lock has that much room. Only where the store
     /// keeps a queue: elsewhere those who share write to one record, and would hold each other up.
-    fn beside(&self, engine: &Engine, room: u32) -> u32 {
-        match engine.caps.wake {
+    fn beside(&self, room: u32) -> u32 {
+        match self.attempt.engine.caps.wake {
             Wake::Queue => room.saturating_sub(1).min(BESIDE_AT_MOST),
             _ => 0,
         }
@@ -210,9 +199,9 @@ impl Wait {
     fn waits(&mut self, now: Instant) {
         if self.waits_since.is_none() {
             self.waits_since = Some(now);
-            self.attempt.class().waits();
+            self.attempt.class.waits();
             tracing::debug!(
-                target: "dlock::acquire", lock = %self.attempt.name(), backend = self.attempt.engine().caps.backend,
+                target: "dlock::acquire", lock = %self.attempt.name, backend = self.attempt.engine.caps.backend,
                 "waiting"
             );
         }
@@ -220,8 +209,7 @@ impl Wait {
 
     fn judge(
         &mut self,
-        engine: &Arc<Engine>,
-        name: &LockName,
+        engine: &Engine,
         answer: Answer,
         tickets: Tickets,
         now: Instant,
@@ -238,7 +226,7 @@ impl Wait {
                     queued: engine.caps.wake == Wake::Poll && !self.attempt.shares(),
                     shares: self.attempt.shares(),
                     has_room: room > 0,
-                    beside: self.beside(engine, room),
+                    beside: self.beside(room),
                     poll_at: now + self.interval,
                     now,
                 };
@@ -246,8 +234,10 @@ impl Wait {
                     self.position.seat = None; // it left the queue with the grant
                     return Ok(Some(guard));
                 }
-                engine.store_answers(name);
-                if let (Some(current), Some(entry)) = (tickets.current, engine.table().find(name)) {
+                engine.store_answers(&self.attempt.name);
+                if let Some(current) = tickets.current
+                    && let Some(entry) = engine.table().find(&self.attempt.name)
+                {
                     // A worthless grant used the ticket up.
                     let queue = &mut entry.queue;
                     if queue.ticket == Some(current) {
@@ -255,45 +245,38 @@ impl Wait {
                     }
                 }
                 self.retry.too_late(now)?;
-                self.retry_later(engine, name, as_head, now)?;
+                self.retry_later(as_head, now)?;
             }
             Answer::Held(held) => {
-                engine.store_answers(name);
+                engine.store_answers(&self.attempt.name);
                 self.retry.over();
-                self.refused(engine, name, held, as_head, now);
+                self.refused(engine, held, as_head, now);
             }
             Answer::Gone => {
-                engine.store_answers(name);
+                engine.store_answers(&self.attempt.name);
                 if !self.attempt.unjoin() {
                     return Err(gone());
                 }
             }
             Answer::Failed(error) => {
-                self.share_failure(engine, name, now);
+                self.share_failure(now);
                 self.retry.failed(error, now)?;
-                self.retry_later(engine, name, as_head, now)?;
+                self.retry_later(as_head, now)?;
             }
             Answer::Unanswered => {
-                self.share_failure(engine, name, now);
+                self.share_failure(now);
                 self.retry.unanswered(now)?;
-                self.retry_later(engine, name, as_head, now)?;
+                self.retry_later(as_head, now)?;
             }
         }
         Ok(None)
     }
 
     /// Another owner holds the lock: sets when to poll again.
-    fn refused(
-        &mut self,
-        engine: &Arc<Engine>,
-        name: &LockName,
-        held: Held,
-        as_head: bool,
-        now: Instant,
-    ) {
+    fn refused(&mut self, engine: &Engine, held: Held, as_head: bool, now: Instant) {
         let own = {
             let mut table = engine.table();
-            let entry = table.entry(name);
+            let entry = table.entry(&self.attempt.name);
             let own = entry.live(&engine.clock);
             if as_head && self.position.is_head(&entry.queue) {
                 let pause = match engine.caps.wake {
@@ -331,65 +314,53 @@ impl Wait {
         {
             self.told = true;
             tracing::info!(
-                target: "dlock::acquire", lock = %name, backend = engine.caps.backend,
+                target: "dlock::acquire", lock = %self.attempt.name, backend = engine.caps.backend,
                 "waiting for a lock that {}", describe_own_holder(&own, now)
             );
         }
     }
 
     /// The holder depends on its client's presence: looks at that when it is time to, and sets when to ask again.
-    async fn look(
-        &mut self,
-        engine: &Arc<Engine>,
-        name: &LockName,
-        dependence: (FencingToken, HoldId),
-        now: Instant,
-    ) {
+    async fn look(&mut self, engine: &Engine, dependence: (FencingToken, HoldId), now: Instant) {
         let token = dependence.0;
         let next = match self.look_at {
             Some((of, at)) if of == token && now < at => at,
             _ => {
                 let give_up = (now + ATTEMPT_LIMIT).min(self.end);
-                let pause = engine.evict(name, dependence, give_up).await;
+                let pause = engine.evict(&self.attempt.name, dependence, give_up).await;
                 engine.clock.now() + pause.min(self.interval)
             }
         };
         self.look_at = Some((token, next));
         self.ask_at = self.ask_at.min(next);
-        if let Some(entry) = engine.table().find(name) {
+        if let Some(entry) = engine.table().find(&self.attempt.name) {
             entry.queue.poll_by(next);
         }
     }
 
     /// The store fails, whatever waiter is the head: the queue has one failure limit, not one for each
     /// waiter.
-    fn share_failure(&mut self, engine: &Arc<Engine>, name: &LockName, now: Instant) {
-        if let Some(entry) = engine
-            .table()
-            .find(name)
+    fn share_failure(&mut self, now: Instant) {
+        if let Some(entry) = (self.attempt.engine.table())
+            .find(&self.attempt.name)
             .filter(|entry| self.position.is_head(&entry.queue))
         {
             self.retry.inherit(*entry.queue.failing.get_or_insert(now));
         }
     }
 
-    fn retry_later(
-        &mut self,
-        engine: &Arc<Engine>,
-        name: &LockName,
-        as_head: bool,
-        now: Instant,
-    ) -> Result<(), Error> {
-        let again = now + self.retry.pause(engine.jitter());
+    fn retry_later(&mut self, as_head: bool, now: Instant) -> Result<(), Error> {
+        let engine = &self.attempt.engine;
+        let again = now + self.retry.pause(engine.random.jitter());
         self.ask_at = again;
-        if let Some(entry) = engine.table().find(name) {
+        if let Some(entry) = engine.table().find(&self.attempt.name) {
             entry.queue.beside = 0;
             if as_head {
                 entry.queue.poll_at = again;
                 entry.queue.not_before = again;
             }
         }
-        if !as_head && !self.given {
+        if !as_head && !self.attempt.who.given {
             // It asked beside the head, and asks again in its turn only. Until then it must not be inside, and the head
             // tells how the store does.
             self.retry.over();
@@ -398,13 +369,14 @@ impl Wait {
         Ok(())
     }
 
-    fn timeout(&mut self, engine: &Arc<Engine>, name: &LockName) -> Error {
+    fn timeout(&mut self) -> Error {
+        let (engine, name) = (&self.attempt.engine, &self.attempt.name);
         let waited = self.end.since(self.began);
         let failing =
             (engine.table().find(name)).is_some_and(|entry| entry.queue.failing.is_some());
         // One poll that only the end of the wait cut short says nothing about the store.
-        let cut = self.last.is_some() && self.retry.attempts() <= 1;
-        if (self.retry.attempts() > 0 || failing) && !cut {
+        let cut = self.last.is_some() && self.retry.attempts <= 1;
+        if (self.retry.attempts > 0 || failing) && !cut {
             return self.retry.timeout(waited);
         }
         engine.not_acquired(name, waited, self.last.as_ref())
@@ -417,7 +389,7 @@ impl Wait {
             return Vec::new();
         };
         let open = self.attempt.is_open();
-        let (engine, name) = (self.attempt.engine(), self.attempt.name());
+        let (engine, name) = (&self.attempt.engine, &self.attempt.name);
         let mut table = engine.table();
         let Some(entry) = table.find(name) else {
             return Vec::new();
@@ -479,8 +451,8 @@ impl LocalPosition {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(since) = self.waits_since {
-            let clock = &self.attempt.engine().clock;
-            self.attempt.class().waited(since, clock);
+            let clock = &self.attempt.engine.clock;
+            self.attempt.class.waited(since, clock);
         }
         let tickets = self.withdraw();
         self.attempt.abandon(tickets);
@@ -508,7 +480,7 @@ impl Engine {
         let step = SHORTEST
             .saturating_mul(1 << polls.min(20))
             .min(self.poll_interval);
-        let jittered = step.mul_f64(0.5 + self.jitter() / 2.0);
+        let jittered = step.mul_f64(0.5 + self.random.jitter() / 2.0);
         rest.map_or(jittered, |rest| jittered.min(rest.saturating_add(SHORTEST)))
     }
 }

@@ -9,7 +9,7 @@
 use crate::{
     clock::Instant,
     driver::{Lane, Renewed},
-    engine::{hold::TICK, spread::SpreadMap},
+    engine::spread::SpreadMap,
     error::LossReason,
     lease::Lease,
     name::LockName,
@@ -18,6 +18,10 @@ use std::{
     collections::{BTreeSet, HashSet, hash_map::Entry as Slot},
     time::Duration,
 };
+
+/// How much earlier than the deadline its timer is set. Timers are a millisecond coarse and round up, and
+/// `lost()` has to resolve at or before the deadline.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 /// The id of a hold's entry in the watchdog. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -207,11 +211,8 @@ impl<T: Clone> Machine<T> {
                 // for it.
                 actions.push(Action::Doubt(entry.watched.what.clone()));
                 entry.failures += 1;
-                self.set(
-                    key,
-                    now + pause(self.entries[&key].watched.renewal.length, 1, jitter()),
-                    now,
-                );
+                let after = pause(entry.watched.renewal.length, 1, jitter());
+                self.set(key, now + after, now);
             } else {
                 due.push(key);
             }

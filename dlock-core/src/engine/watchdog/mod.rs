@@ -5,11 +5,9 @@
 //! the requests that the machine decides on, and feeds the answers back. Renewals run beside it, one task
 //! per batch: no timer ever waits for one.
 
-mod machine;
+pub(crate) mod machine;
 #[cfg(test)]
 mod tests;
-
-pub(crate) use machine::{Key, Renewal, Watched};
 
 use crate::{
     clock::Instant,
@@ -23,7 +21,7 @@ use crate::{
     error::{DriverError, LossReason, micros},
     lease::Lease,
 };
-use machine::{Action, Answer, Batch, Machine};
+use machine::{Action, Answer, Batch, Key, Machine, Renewal, Watched};
 use parking_lot::Mutex;
 use std::{
     sync::{Arc, Weak},
@@ -118,7 +116,7 @@ pub(crate) async fn run(client: Weak<Engine>) {
             let mut state = engine.watchdog.state.lock();
             let now = engine.clock.now();
             let late = now.since(state.armed);
-            let actions = state.machine.tick(now, &mut || engine.jitter());
+            let actions = state.machine.tick(now, &mut || engine.random.jitter());
             let used = std::mem::take(&mut state.used);
             state.armed = rests_until(state.machine.next(), used, now);
             (actions, state.armed, late)
@@ -223,20 +221,45 @@ struct Renewing {
 }
 
 impl Engine {
+    /// Has the hold renewed, or proven, until `end` or its release.
+    pub(crate) fn watch(&self, hold: &Arc<Hold>, sent: Instant, end: Option<Instant>) {
+        let (lease, length) = (hold.lease(), hold.lease().length());
+        let renewal = match lease.is_renewed() {
+            true => Renewal {
+                ask: Some(length),
+                length,
+            },
+            // The record may be lost before the lease ends. On a session store it also lasts no longer than
+            // the session.
+            false => Renewal {
+                ask: None,
+                length: length.min(*self.caps.leases.end()),
+            },
+        };
+        hold.watched_as(self.watchdog.watch(Watched {
+            what: Arc::clone(hold),
+            name: hold.name.clone(),
+            lane: self.driver.lane(&hold.name),
+            sent,
+            deadline: hold.own_deadline(),
+            renewal,
+            end,
+        }));
+    }
+
+    pub(crate) fn stop_renewing(&self, hold: &Hold) {
+        if let Some(key) = hold.key() {
+            self.watchdog.forget(key);
+        }
+    }
+
     fn renewal(&self, batch: Batch<Arc<Hold>>) -> Renewing {
-        let Batch {
-            id,
-            lane,
-            entries,
-            give_up,
-        } = batch;
-        let driver = Arc::clone(&self.driver);
-        let asked: Vec<_> = entries
-            .iter()
+        let (driver, lane, give_up) = (Arc::clone(&self.driver), batch.lane, batch.give_up);
+        let asked: Vec<_> = (batch.entries.iter())
             .map(|(hold, lease)| Renew::new(hold.name.clone(), hold.owner, hold.id, *lease))
             .collect();
         Renewing {
-            id,
+            id: batch.id,
             sent: self.clock.now(),
             count: asked.len(),
             call: Call::new(&self.calls, give_up, async move {
@@ -279,7 +302,7 @@ async fn renew(client: Weak<Engine>, mut renewing: Renewing) {
         let now = engine.clock.now();
         let actions = state
             .machine
-            .answered(renewing.id, answers, now, &mut || engine.jitter());
+            .answered(renewing.id, answers, now, &mut || engine.random.jitter());
         (actions, state.rearm())
     };
     perform(&engine, actions, Duration::ZERO);

@@ -44,7 +44,7 @@ pub trait Batch: Send + Sync + 'static {
 
     /// Sends several requests: one answer per request, in order. `None`: nothing was done for that one, and
     /// it goes alone. After an error without effect each goes alone, and if the cause may last, so do all
-    /// others for [`BatchPolicy::pause`].
+    /// others for two seconds.
     fn send(
         &self,
         batch: &[Self::Request],
@@ -64,13 +64,8 @@ pub struct BatchPolicy {
     pub least: Duration,
     /// The most requests that wait. Any further one goes alone.
     pub waiting: usize,
-    /// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even
-    /// on a busy machine.
-    pub untaken: Duration,
     /// The longest wait for the answer of a batch.
     pub unanswered: Duration,
-    /// How long each request goes alone after one was blocked, as the same cause would block the next batches too.
-    pub pause: Duration,
 }
 
 /// The batcher of requests of one kind.
@@ -107,9 +102,7 @@ pub struct BatchPolicy {
 ///     most: 100,
 ///     least: Duration::ZERO,
 ///     waiting: 10_000,
-///     untaken: Duration::from_secs(1),
 ///     unanswered: Duration::from_secs(2),
-///     pause: Duration::from_secs(2),
 /// };
 /// let batcher = Batcher::new(Exists, policy);
 /// assert!(batcher.ask(&"orders:42".parse()?).await?);
@@ -271,7 +264,7 @@ impl<B: Batch> Inner<B> {
         };
         let done = error.effect() == Effect::Unknown;
         if !done && error.retry() == RetryClass::Later {
-            self.state.lock().pause(&self.policy);
+            self.state.lock().pause();
         }
         let each = requests.iter();
         each.map(|_| done.then(|| Err(again(&error)))).collect()
@@ -283,7 +276,7 @@ impl<B: Batch> Inner<B> {
         id: u64,
         mut answer: oneshot::Receiver<BatchAnswer<B>>,
     ) -> BatchAnswer<B> {
-        let told = match tokio::time::timeout(self.policy.untaken, &mut answer).await {
+        let told = match tokio::time::timeout(UNTAKEN, &mut answer).await {
             Ok(told) => Some(told),
             Err(_) if self.withdrawn(id) => return None,
             Err(_) => tokio::time::timeout(self.policy.unanswered, answer)
@@ -352,15 +345,15 @@ impl<B: Batch> Inner<B> {
         state.waiting.remove(at);
         state.age += 1;
         state.in_flight = 0;
-        state.pause(&self.policy);
+        state.pause();
         true
     }
 }
 
 impl<B: Batch> State<B> {
     /// Stops batching for a while: each request goes alone, including those that wait.
-    fn pause(&mut self, policy: &BatchPolicy) {
-        self.alone_until = Some(Instant::now() + policy.pause);
+    fn pause(&mut self) {
+        self.alone_until = Some(Instant::now() + PAUSE);
         self.last = 1;
         for waiting in self.waiting.drain(..) {
             drop(waiting.answer.send(None));
@@ -383,7 +376,7 @@ impl<B: Batch> Drop for Slot<B> {
             return;
         }
         if !self.begun {
-            state.pause(&self.inner.policy);
+            state.pause();
         }
         state.waiting.retain(|waiting| !waiting.answer.is_closed());
         if state.waiting.is_empty() {
@@ -413,6 +406,12 @@ pub fn again(error: &DriverError) -> DriverError {
 fn untold() -> DriverError {
     DriverError::unanswered("the task that sent the request ended before the answer came")
 }
+
+/// How long a request waits for a batch to take it: longer than a batch takes that is not blocked, even on a
+/// busy machine.
+const UNTAKEN: Duration = Duration::from_millis(500);
+/// How long each request goes alone after one was blocked, as the same cause would block the next batches too.
+const PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests;

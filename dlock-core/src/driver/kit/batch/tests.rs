@@ -1,6 +1,6 @@
 //! Tests of the batcher, over a store that serves one round trip per permit.
 
-use super::{Admission, Batch, BatchAnswer, BatchPolicy, Batcher};
+use super::{Admission, Batch, BatchAnswer, BatchPolicy, Batcher, PAUSE, UNTAKEN};
 use crate::{
     driver::Result,
     error::{DriverError, Effect},
@@ -15,17 +15,13 @@ use std::{
 };
 use tokio::{runtime, sync::Semaphore, task::JoinHandle, time::Instant};
 
-const UNTAKEN: Duration = Duration::from_millis(500);
-const PAUSE: Duration = Duration::from_secs(2);
 const POLICY: BatchPolicy = BatchPolicy {
     alone: 1,
     in_flight: 1,
     most: 64,
     least: Duration::ZERO,
     waiting: 1_024,
-    untaken: UNTAKEN,
     unanswered: Duration::from_secs(20),
-    pause: PAUSE,
 };
 
 /// A name and its kind; requests of one kind can share a batch.

@@ -193,12 +193,11 @@ impl<S: RecordStore> Requests<S> {
         &self,
         name: &LockName,
         call: Call,
-        bound: Bound,
         decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
     ) -> Result<Option<A>> {
         let read = self.store.read(std::slice::from_ref(name), call).await;
         let read = read.map_err(|error| error.with_effect(Effect::None))?;
-        self.attempt_on(read, name, call, bound, decide).await
+        self.attempt_on(read, name, call, decide).await
     }
 
     /// The rest of an attempt, after its read.
@@ -207,14 +206,9 @@ impl<S: RecordStore> Requests<S> {
         read: Read,
         name: &LockName,
         call: Call,
-        bound: Bound,
         decide: impl Fn(Stored, StoreTime) -> Result<Decision<A>> + Send,
     ) -> Result<Option<A>> {
-        let received = self.clock.now();
-        if bound == Bound::GiveUp && received >= call.give_up {
-            return Err(late());
-        }
-        let not_after = bound.of(read.time, call.give_up, received);
+        let not_after = not_after(call, read.time, self.clock.now())?;
         let stored = one(read.records)?;
         let expected = Expected::of(&stored);
         let decision = decide(stored, read.time)?;
@@ -242,12 +236,12 @@ impl<S: RecordStore> Requests<S> {
         }
     }
 
-    async fn serve_acquire(&self, req: &Acquire) -> Result<Acquired> {
+    async fn serve_acquire(self: Arc<Self>, req: Acquire) -> Result<Acquired> {
         let acquired = self
-            .settled(&req.name, req.give_up, || self.try_acquire(req))
+            .settled(&req.name, req.give_up, || self.try_acquire(&req))
             .await?;
         if matches!(acquired, Acquired::Granted(_)) {
-            self.waits_no_more(req).await;
+            self.waits_no_more(&req).await;
             self.sweeps.granted(&self.store, &req.name);
         }
         Ok(acquired)
@@ -334,14 +328,14 @@ impl<S: RecordStore> Requests<S> {
         call: Call,
         decide: impl Fn(Stored, StoreTime) -> Result<Decision<Acquired>> + Send + Sync,
     ) -> Result<Option<Acquired>> {
-        let (name, bound) = (&req.name, Bound::GiveUp);
+        let name = &req.name;
         let glance = self.store.glance(name, call).await;
         if let Some(read) = glance.map_err(|error| error.with_effect(Effect::None))? {
             if self.clock.now() >= call.give_up {
                 return Err(late());
             }
             if req.join.is_none() && matches!(read.records[..], [Stored::Absent]) {
-                return self.attempt_on(read, name, call, bound, decide).await;
+                return self.attempt_on(read, name, call, decide).await;
             }
             match decide(one(read.records)?, read.time) {
                 Ok(Decision {
@@ -357,11 +351,15 @@ impl<S: RecordStore> Requests<S> {
                 _ => {}
             }
         }
-        self.attempt(name, call, bound, decide).await
+        self.attempt(name, call, decide).await
     }
 
-    async fn serve_renew(&self, batch: &[Renew], give_up: Instant) -> Result<Vec<Result<Renewed>>> {
-        let extended = self.repaired(give_up, || self.store.extend(batch, give_up));
+    async fn serve_renew(
+        self: Arc<Self>,
+        batch: Vec<Renew>,
+        give_up: Instant,
+    ) -> Result<Vec<Result<Renewed>>> {
+        let extended = self.repaired(give_up, || self.store.extend(&batch, give_up));
         let extended = extended.await?;
         let rest: Vec<_> = batch
             .iter()
@@ -396,11 +394,7 @@ impl<S: RecordStore> Requests<S> {
         };
         let read = self.repaired(give_up, || self.store.read(&names, call));
         let read = read.await?;
-        let received = self.clock.now();
-        if received >= give_up {
-            return Err(late());
-        }
-        let not_after = Bound::GiveUp.of(read.time, give_up, received);
+        let not_after = not_after(call, read.time, self.clock.now())?;
         let mut answers = Vec::with_capacity(batch.len());
         let (mut writes, mut written_for) = (Vec::new(), Vec::new());
         for (at, (entry, stored)) in batch.iter().zip(read.records).enumerate() {
@@ -444,7 +438,7 @@ impl<S: RecordStore> Requests<S> {
                         Ok(stored.record()?.renew(entry, time))
                     };
                     let renewed = self.settled(&entry.name, give_up, || {
-                        self.attempt(&entry.name, call, Bound::GiveUp, decide)
+                        self.attempt(&entry.name, call, decide)
                     });
                     answers[at] = renewed.await;
                 }
@@ -462,9 +456,9 @@ impl<S: RecordStore> Requests<S> {
         }
     }
 
-    async fn serve_release(&self, req: &Release) -> Result<Released> {
+    async fn serve_release(self: Arc<Self>, req: Release) -> Result<Released> {
         let call = self.default_call();
-        self.settled(&req.name, call.give_up, || self.try_release(req, call))
+        self.settled(&req.name, call.give_up, || self.try_release(&req, call))
             .await
     }
 
@@ -490,7 +484,7 @@ impl<S: RecordStore> Requests<S> {
             let waited_for = record.may_have_waiters(time);
             Ok(record.release(req, time).with(waited_for))
         };
-        let released = self.attempt(&req.name, call, Bound::None, decide);
+        let released = self.attempt(&req.name, call, decide);
         let Some((released, waited_for)) = released.await? else {
             return Ok(None);
         };
@@ -506,19 +500,22 @@ impl<S: RecordStore> Requests<S> {
         Ok(Some(released))
     }
 
-    async fn serve_inspect(&self, name: &LockName) -> Result<Snapshot> {
-        let read = self
-            .store
-            .read(std::slice::from_ref(name), self.default_call());
-        let read = read.await?;
+    async fn serve_inspect(self: Arc<Self>, name: LockName) -> Result<Snapshot> {
+        let (names, call) = (std::slice::from_ref(&name), self.default_call());
+        let read = self.store.read(names, call).await?;
         let record = one(read.records)?.record()?;
-        Ok(record.snapshot(name.clone(), read.time))
+        Ok(record.snapshot(name, read.time))
     }
 
-    async fn serve_list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
-        let after = from.map(read_cursor).transpose()?.unwrap_or_default();
-        let limit = limit.clamp(1, LONGEST_PAGE);
-        let page = self.store.list(prefix, after, limit).await?;
+    async fn serve_list(
+        self: Arc<Self>,
+        prefix: String,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page> {
+        let after = from.as_ref().map(read_cursor).transpose()?;
+        let (after, limit) = (after.unwrap_or_default(), limit.clamp(1, LONGEST_PAGE));
+        let page = self.store.list(&prefix, after, limit).await?;
         let next = page.next.map(|name| Cursor([CURSOR, &name].concat()));
         let mut found = Vec::new();
         for (name, stored) in page.records {
@@ -535,8 +532,8 @@ impl<S: RecordStore> Requests<S> {
     }
 
     async fn serve_break_lock(
-        &self,
-        name: &LockName,
+        self: Arc<Self>,
+        name: LockName,
         only: Option<FencingToken>,
     ) -> Result<Broken> {
         let call = self.default_call();
@@ -550,12 +547,10 @@ impl<S: RecordStore> Requests<S> {
             let waited_for = record.may_have_waiters(time);
             Ok(record.break_lock(only, time).with(waited_for))
         };
-        let broken = self.settled(name, call.give_up, || {
-            self.attempt(name, call, Bound::None, decide)
-        });
+        let broken = self.settled(&name, call.give_up, || self.attempt(&name, call, decide));
         let (broken, waited_for) = broken.await?;
         if waited_for && matches!(broken, Broken::Freed { .. }) {
-            self.store.notify(name).await;
+            self.store.notify(&name).await;
         }
         Ok(broken)
     }
@@ -589,11 +584,9 @@ impl<D: RecordBacked> DistributedLock for D {
     }
 
     async fn acquire(&self, req: &Acquire) -> Result<Acquired> {
-        let acquiring = |requests: Arc<Requests<_>>| {
-            let req = req.clone();
-            async move { requests.serve_acquire(&req).await }
-        };
-        self.record_driver().run(acquiring).await
+        self.record_driver()
+            .run(|requests| requests.serve_acquire(req.clone()))
+            .await
     }
 
     /// There is no queue in the store: a ticket is only a wish to be woken.
@@ -611,19 +604,15 @@ impl<D: RecordBacked> DistributedLock for D {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Result<Renewed>>> {
-        let renewing = |requests: Arc<Requests<_>>| {
-            let batch = batch.to_vec();
-            async move { requests.serve_renew(&batch, give_up).await }
-        };
-        self.record_driver().run(renewing).await
+        self.record_driver()
+            .run(|requests| requests.serve_renew(batch.to_vec(), give_up))
+            .await
     }
 
     async fn release(&self, req: &Release) -> Result<Released> {
-        let releasing = |requests: Arc<Requests<_>>| {
-            let req = req.clone();
-            async move { requests.serve_release(&req).await }
-        };
-        self.record_driver().run(releasing).await
+        self.record_driver()
+            .run(|requests| requests.serve_release(req.clone()))
+            .await
     }
 
     fn wake_ups(&self) -> BoxStream<'static, WakeUp> {
@@ -632,27 +621,21 @@ impl<D: RecordBacked> DistributedLock for D {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
-        let reading = |requests: Arc<Requests<_>>| {
-            let name = name.clone();
-            async move { requests.serve_inspect(&name).await }
-        };
-        self.record_driver().run(reading).await
+        self.record_driver()
+            .run(|requests| requests.serve_inspect(name.clone()))
+            .await
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
-        let listing = |requests: Arc<Requests<_>>| {
-            let (prefix, from) = (prefix.to_owned(), from.cloned());
-            async move { requests.serve_list(&prefix, from.as_ref(), limit).await }
-        };
-        self.record_driver().run(listing).await
+        self.record_driver()
+            .run(|requests| requests.serve_list(prefix.to_owned(), from.cloned(), limit))
+            .await
     }
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
-        let breaking = |requests: Arc<Requests<_>>| {
-            let name = name.clone();
-            async move { requests.serve_break_lock(&name, only).await }
-        };
-        self.record_driver().run(breaking).await
+        self.record_driver()
+            .run(|requests| requests.serve_break_lock(name.clone(), only))
+            .await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
@@ -666,23 +649,15 @@ impl<D: RecordBacked> DistributedLock for D {
     }
 }
 
-/// Until when a write may happen.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Bound {
-    /// Until the core stops waiting: an acquire or renewal that is executed later takes nothing.
-    GiveUp,
-    /// At any time: a release, a break.
-    None,
-}
-
-impl Bound {
-    /// The last moment in the store's time. The record was read before its answer was received, so this errs
-    /// on the early side.
-    fn of(self, time: StoreTime, give_up: Instant, received: Instant) -> u64 {
-        match self {
-            Self::GiveUp => time.after(give_up.since(received)),
-            Self::None => u64::MAX,
-        }
+/// The last moment of a write in the store's time. The record was read before its answer was received, so this
+/// errs on the early side.
+fn not_after(call: Call, time: StoreTime, received: Instant) -> Result<u64> {
+    match call.class {
+        // An acquire or a renewal that is executed after the core stopped waiting takes nothing.
+        Class::Acquire | Class::Renewal if received >= call.give_up => Err(late()),
+        Class::Acquire | Class::Renewal => Ok(time.after(call.give_up.since(received))),
+        // A release and a break are wanted at any time.
+        Class::Work => Ok(u64::MAX),
     }
 }
 

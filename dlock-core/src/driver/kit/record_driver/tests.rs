@@ -342,7 +342,7 @@ async fn a_sweep_delays_no_grant_and_there_is_one_at_a_time() {
     }
     // The sweep that began is the only one that ends.
     driver.store().sweeps.add_permits(3);
-    drop(driver.requests.sweeps.running.lock().await);
+    drop(driver.requests.sweeps.cursor.lock().await);
     assert_eq!(driver.store().sweeps.available_permits(), 2);
 }
 

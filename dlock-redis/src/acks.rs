@@ -43,10 +43,10 @@ impl Acks {
     }
 
     fn wait(&self, replicas: u32, within: Duration) -> Cmd {
-        let mut wait = redis::cmd(if self.fsync { "WAITAOF" } else { "WAIT" });
-        if self.fsync {
-            wait.arg(1);
-        }
+        let mut wait = commands::words(match self.fsync {
+            true => &["WAITAOF", "1"],
+            false => &["WAIT"],
+        });
         // A server that is asked for 0 ms waits for ever.
         let millis = u64::try_from(within.as_millis()).unwrap_or(u64::MAX).max(1);
         wait.arg(replicas).arg(millis);

@@ -27,7 +27,7 @@ use futures_util::{
     future::{join_all, select_ok},
 };
 use parking_lot::Mutex;
-use redis::{Cmd, ConnectionAddr, Value};
+use redis::{ConnectionAddr, Value};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -174,20 +174,18 @@ impl Cluster {
     }
 
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let ask =
-            |addr: NodeAddr, is_first| async move { self.diagnose_one(&addr, is_first).await };
+        let ask = |addr, is_first| self.diagnose_one(addr, is_first);
         Ok(diagnose_all(self.masters(), ask).await)
     }
 
-    async fn diagnose_one(&self, addr: &NodeAddr, is_first: bool) -> Result<Vec<Finding>> {
+    async fn diagnose_one(&self, addr: NodeAddr, is_first: bool) -> Result<Vec<Finding>> {
         let connection = &self.node(addr.clone()).await?.connection;
         let mut found = connection.diagnose(&self.config.acks).await?;
         for finding in &mut found {
             finding.what = format!("{addr}: {}", finding.what);
         }
         if is_first {
-            let mut ask = redis::cmd("CONFIG");
-            ask.arg("GET").arg("cluster-*");
+            let ask = commands::words(&["CONFIG", "GET", "cluster-*"]);
             let settings = connection.command(ask).await;
             // When the client connects, no caller has asked for a lease yet.
             let lease = self.shortest.asked().unwrap_or(DEFAULT_LEASE);
@@ -338,8 +336,7 @@ fn redirect(error: &DriverError, by: &str) -> Option<(NodeAddr, bool)> {
 }
 
 async fn cluster_nodes(connection: &Arc<Connection>) -> Result<String> {
-    let mut ask: Cmd = redis::cmd("CLUSTER");
-    ask.arg("NODES");
+    let ask = commands::words(&["CLUSTER", "NODES"]);
     let answer = connection.command(ask).await?;
     let nodes = commands::read_info(&answer).map(str::to_owned);
     nodes.ok_or_else(error::garbled)
@@ -380,33 +377,27 @@ fn unread(why: &str) -> Finding {
 
 /// What the settings of a cluster mean for a lock of that lease.
 fn findings(settings: &Value, lease: Duration) -> Vec<Finding> {
-    let Value::Map(settings) = settings else {
-        return Vec::new();
-    };
-    let judge = |(key, value): &(Value, Value)| match (commands::text(key)?, commands::text(value)?)
-    {
-        ("cluster-node-timeout", millis) => {
-            let timeout = Duration::from_millis(millis.parse().ok()?);
-            Some(match timeout > lease / 3 {
-                true => Finding::warning(
-                    format!(
-                        "cluster-node-timeout is {timeout:?}: a failover takes longer, and ends leases that are shorter than three times that"
-                    ),
-                    format!(
-                        "set {} or less, or use longer leases",
-                        (lease / 3).as_millis()
-                    ),
+    let mut found = Vec::new();
+    let timeout = commands::field(settings, "cluster-node-timeout").map(str::parse);
+    if let Some(Ok(millis)) = timeout {
+        let (timeout, most) = (Duration::from_millis(millis), lease / 3);
+        found.push(match timeout > most {
+            true => Finding::warning(
+                format!(
+                    "cluster-node-timeout is {timeout:?}: a failover takes longer, and ends leases that are shorter than three times that"
                 ),
-                false => Finding::ok(format!("cluster-node-timeout is {timeout:?}")),
-            })
-        }
-        ("cluster-require-full-coverage", "yes") => Some(Finding::warning(
+                format!("set {} or less, or use longer leases", most.as_millis()),
+            ),
+            false => Finding::ok(format!("cluster-node-timeout is {timeout:?}")),
+        });
+    }
+    if commands::field(settings, "cluster-require-full-coverage") == Some("yes") {
+        found.push(Finding::warning(
             "cluster-require-full-coverage is yes: the loss of one shard stops the locks of all",
             "set no",
-        )),
-        _ => None,
-    };
-    settings.iter().filter_map(judge).collect()
+        ));
+    }
+    found
 }
 
 /// How often the slots are asked for where nothing tells of a change.

@@ -31,18 +31,18 @@ pub(crate) fn acquire(
     cmd.arg(&owner_field(&req.owner)[..]);
     cmd.arg(&hold_field(req.hold)[..]);
     write_terms(&mut cmd, req, not_after);
+    let digits = |it: Option<u64>| it.map_or_else(String::new, |it| it.to_string());
+    let flag = |it| if it { "1" } else { "" };
+    let line = ticket_field(channel, req.ticket, place);
+    let next = ticket_field(channel, req.next_ticket, None);
+    let join = digits(req.join.map(|it| it.0));
+    let turned = flag(turned);
+    let share = digits(req.share().map(u64::from));
+    let floor = digits(req.floor.map(|it| it.0));
+    let confirm = flag(confirm);
+    let rest = [&*line, &*next, &*join, turned, &*share, &*floor, confirm];
     // Empty arguments at the end are left out: arguments are the largest cost of a request.
-    let share = share_field(req);
-    let floor = req.floor.map_or_else(String::new, |it| it.0.to_string());
-    let queues = req.ticket.is_some() || req.next_ticket.is_some();
-    if queues || req.join.is_some() || !share.is_empty() || req.floor.is_some() || confirm {
-        let next = ticket_field(channel, req.next_ticket, None);
-        let join = req.join.map_or_else(String::new, |it| it.0.to_string());
-        let turned = if turned { "1" } else { "" };
-        let line = ticket_field(channel, req.ticket, place);
-        let confirm = if confirm { "1" } else { "" };
-        let rest = [&*line, &*next, &*join, turned, &*share, &*floor, confirm];
-        let last = rest.iter().rposition(|it| !it.is_empty()).unwrap_or(0);
+    if let Some(last) = rest.iter().rposition(|it| !it.is_empty()) {
         cmd.arg(&rest[..=last]);
     }
     cmd
@@ -143,6 +143,13 @@ pub(crate) fn scan(cursor: u64, pattern: &str, count: usize) -> Cmd {
     cmd
 }
 
+/// A command of the words.
+pub(crate) fn words(words: &[&str]) -> Cmd {
+    let mut cmd = Cmd::new();
+    cmd.arg(words);
+    cmd
+}
+
 /// Runs a script over the first `each` keys of every lock: the first key of each lock, then the second of
 /// each, and so on.
 fn call(lua: &Lua, each: usize, locks: &[Keys], arguments: usize) -> Cmd {
@@ -180,12 +187,6 @@ fn ticket_field(channel: &str, ticket: Option<Ticket>, place: Option<QueuePositi
         (Some(it), None) => format!("{channel}:{it}"),
         (None, _) => String::new(),
     }
-}
-
-/// How many may share the lock; empty: the request is no sharer's.
-fn share_field(req: &Acquire) -> String {
-    req.share()
-        .map_or_else(String::new, |most| most.to_string())
 }
 
 fn owner_field(owner: &Owner) -> [u8; 38] {
@@ -233,9 +234,7 @@ pub(crate) fn field<'a>(answer: &'a Value, name: &str) -> Option<&'a str> {
 
 /// `HELLO` that names the connection, as `CLIENT SETNAME` does, without needing the right to that.
 pub(crate) fn hello(name: &str) -> Cmd {
-    let mut hello = redis::cmd("HELLO");
-    hello.arg(3).arg("SETNAME").arg(name);
-    hello
+    words(&["HELLO", "3", "SETNAME", name])
 }
 
 /// The text of an answer to `INFO`.

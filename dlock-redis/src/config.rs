@@ -41,7 +41,7 @@ pub struct RedisConfig {
 /// The server, log-in and TLS settings of the application's client, and dlock's defaults.
 impl From<&redis::Client> for RedisConfig {
     fn from(client: &redis::Client) -> Self {
-        Self::of(client.get_connection_info().clone())
+        client.get_connection_info().clone().into()
     }
 }
 
@@ -162,21 +162,6 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
         Ok(())
     }
 
-    fn of(server: ConnectionInfo) -> Self {
-        Self {
-            server,
-            sentinels: None,
-            seeds: Vec::new(),
-            prefix: Prefix("dlock".into()),
-            connect_within: Duration::from_secs(5),
-            acks: Acks {
-                replicas: 0,
-                within: ACKS_WITHIN,
-                fsync: false,
-            },
-        }
-    }
-
     fn sentinel(&mut self) -> Result<&mut SentinelConfig> {
         let none = || DriverError::misuse("BUG: only a URL of sentinels may have this setting");
         self.sentinels.as_mut().ok_or_else(none)
@@ -184,29 +169,23 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
 
     /// Takes over one of dlock's own settings.
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let wrong =
+            |wanted: &str| DriverError::misuse(format!("{key} must be {wanted}, not {value:?}"));
         match key {
             "dlock.replicas" => {
                 let replicas = value.parse().ok().filter(|it| *it <= MOST_REPLICAS);
-                self.acks.replicas = replicas.ok_or_else(|| {
-                    DriverError::misuse(format!(
-                        "{key} must be 0 to {MOST_REPLICAS}, not {value:?}"
-                    ))
-                })?;
+                let wanted = format!("0 to {MOST_REPLICAS}");
+                self.acks.replicas = replicas.ok_or_else(|| wrong(&wanted))?;
             }
             "dlock.replicas-timeout" => {
                 let legal = LEAST_WITHIN..=MOST_WITHIN;
                 let within = parse_span(value).ok().filter(|it| legal.contains(it));
-                self.acks.within = within.ok_or_else(|| {
-                    DriverError::misuse(format!(
-                        "{key} must be a time such as 100ms, from {LEAST_WITHIN:?} to {MOST_WITHIN:?}, not {value:?}"
-                    ))
-                })?;
+                let wanted =
+                    format!("a time such as 100ms, from {LEAST_WITHIN:?} to {MOST_WITHIN:?}");
+                self.acks.within = within.ok_or_else(|| wrong(&wanted))?;
             }
             "dlock.fsync" => {
-                let fsync = value.parse().ok();
-                self.acks.fsync = fsync.ok_or_else(|| {
-                    DriverError::misuse(format!("{key} must be true or false, not {value:?}"))
-                })?;
+                self.acks.fsync = value.parse().map_err(|_| wrong("true or false"))?;
             }
             "dlock.sentinel-user" => self.sentinel()?.user = Some(value.to_owned()),
             "dlock.sentinel-password-file" => {
@@ -318,18 +297,6 @@ const KNOWN: [&str; 5] = [
     "dlock.fsync",
     "protocol",
 ];
-const KNOWN_OF_UNIX: [&str; 8] = [
-    KNOWN[0], KNOWN[1], KNOWN[2], KNOWN[3], KNOWN[4], "db", "user", "pass",
-];
-const KNOWN_OF_SENTINELS: [&str; 7] = [
-    KNOWN[0],
-    KNOWN[1],
-    KNOWN[2],
-    KNOWN[3],
-    KNOWN[4],
-    "dlock.sentinel-user",
-    "dlock.sentinel-password-file",
-];
 /// A replica in the same place confirms in a fraction of it.
 const ACKS_WITHIN: Duration = Duration::from_millis(100);
 const LEAST_WITHIN: Duration = Duration::from_millis(1);
@@ -342,13 +309,24 @@ const MOST_REPLICAS: u32 = 100;
 impl Default for RedisConfig {
     fn default() -> Self {
         let server = ConnectionAddr::Tcp("127.0.0.1".into(), 6379).into_connection_info();
-        Self::of(server.expect("an address is a connection info as it is"))
+        Self::from(server.expect("an address is a connection info as it is"))
     }
 }
 
 impl From<ConnectionInfo> for RedisConfig {
     fn from(server: ConnectionInfo) -> Self {
-        Self::of(server)
+        Self {
+            server,
+            sentinels: None,
+            seeds: Vec::new(),
+            prefix: Prefix("dlock".into()),
+            connect_within: Duration::from_secs(5),
+            acks: Acks {
+                replicas: 0,
+                within: ACKS_WITHIN,
+                fsync: false,
+            },
+        }
     }
 }
 
@@ -359,12 +337,12 @@ impl FromStr for RedisConfig {
         let scheme = url.split(':').next().unwrap_or_default();
         let scheme = scheme.to_ascii_lowercase();
         let is_sentinel = scheme.ends_with("+sentinel");
-        let known: &[_] = match scheme.ends_with("unix") {
-            true => &KNOWN_OF_UNIX,
-            false if is_sentinel => &KNOWN_OF_SENTINELS,
-            false => &KNOWN,
+        let more: &[_] = match scheme.ends_with("unix") {
+            true => &["db", "user", "pass"],
+            false if is_sentinel => &["dlock.sentinel-user", "dlock.sentinel-password-file"],
+            false => &[],
         };
-        let (mut native, settings) = split_url("Redis", url, known)?;
+        let (mut native, settings) = split_url("Redis", url, &[&KNOWN[..], more].concat())?;
         let mut sentinels = None;
         if is_sentinel {
             let (server, found) = SentinelConfig::split(&native)?;
@@ -377,17 +355,13 @@ impl FromStr for RedisConfig {
         let server = native
             .into_connection_info()
             .map_err(|cause| error::failed(cause).error)?;
-        let mut config = Self::of(server);
+        let mut config = Self::from(server);
         (config.sentinels, config.seeds) = (sentinels, seeds);
         for (key, value) in settings {
             config.set(&key, &value)?;
         }
-        if let Some(SentinelConfig {
-            user: Some(_),
-            password: None,
-            ..
-        }) = config.sentinels
-        {
+        let lacks_password = |it: &SentinelConfig| it.user.is_some() && it.password.is_none();
+        if config.sentinels.as_ref().is_some_and(lacks_password) {
             let message = format!(
                 "dlock.sentinel-user needs a password: set ${SENTINEL_PASSWORD}, or dlock.sentinel-password-file"
             );

@@ -24,7 +24,6 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
 };
 use std::{
-    borrow::Cow,
     io,
     sync::{
         Arc, Weak,
@@ -53,18 +52,10 @@ impl Native {
     }
 
     async fn all(self, commands: &Pipeline, skipped: usize) -> RedisResult<Vec<Value>> {
-        let answers = commands.len() - skipped;
+        let count = commands.len() - skipped;
         match self {
-            Self::Own(mut native) => {
-                native
-                    .send_packed_commands(commands, skipped, answers)
-                    .await
-            }
-            Self::Shared(clone) => {
-                clone()
-                    .req_packed_commands(commands, skipped, answers)
-                    .await
-            }
+            Self::Own(mut native) => native.send_packed_commands(commands, skipped, count).await,
+            Self::Shared(clone) => clone().req_packed_commands(commands, skipped, count).await,
         }
     }
 }
@@ -194,10 +185,8 @@ impl Connection {
     ) -> Result<(Reply, Arc<Link>)> {
         let link = self.link(give_up).await?;
         let mut answer = self.ask(&link, build(&link), give_up).await;
-        if answer
-            .as_ref()
-            .is_err_and(|error| error.code() == Some("NOSCRIPT"))
-        {
+        let is_unknown = |error: &RedisError| error.code() == Some("NOSCRIPT");
+        if answer.as_ref().is_err_and(is_unknown) {
             // The server has not been told the script yet, or it was flushed, or the address has another
             // server: load the script and repeat the request. The first attempt had no effect.
             answer = match self.ask(&link, lua.load().into(), give_up).await {
@@ -206,16 +195,6 @@ impl Connection {
             };
         }
         Ok((answer.map_err(|cause| self.failed(&link, cause))?, link))
-    }
-
-    /// Waits for an answer for at most [`PATIENCE`]. When all callers of a batch are gone, a request that waits
-    /// for a silent server would keep its connection open.
-    pub(crate) async fn patiently<T>(&self, answer: impl Future<Output = Result<T>>) -> Result<T> {
-        tokio::select! {
-            biased;
-            answer = answer => answer,
-            () = self.deadlines.at(self.patience()) => Err(error::unanswered()),
-        }
     }
 
     /// Runs a plain command.
@@ -238,27 +217,17 @@ impl Connection {
             .map_err(|cause| self.failed(link, cause))
     }
 
-    /// Logs what the server's settings mean for a lock, where the user may read settings. Refuses a server with which
-    /// there are no guarantees.
-    pub(crate) async fn check_settings(self: &Arc<Self>, acks: &Acks) -> Result<()> {
+    /// Logs what the server's settings mean for a lock, where the user may read settings.
+    pub(crate) async fn log_settings(self: &Arc<Self>, acks: &Acks) {
         let info = self.info().await;
-        if info.as_ref().is_ok_and(|info| has_two_masters(info)) {
-            return Err(error::two_masters(self.dialer.at()));
-        }
-        // The nodes of a cluster are judged together.
-        if !self.dialer.in_cluster {
-            log_findings("redis", &info.map(|info| findings(&info, acks, None)));
-        }
-        Ok(())
+        log_findings("redis", &info.map(|info| findings(&info, acks, None)));
     }
 
     /// Refuses a connection of the application that selected another database than the configuration names: other
     /// clients would not see its locks. Without the right to ask, nothing is known.
     pub(crate) async fn check_database(self: &Arc<Self>, expected: i64) -> Result<()> {
-        let mut ask = redis::cmd("CLIENT");
-        ask.arg("INFO");
-        let asked = tokio::time::timeout(self.dialer.within(), self.command(ask)).await;
-        let Ok(Ok(info)) = asked else {
+        let ask = commands::words(&["CLIENT", "INFO"]);
+        let Ok(info) = self.setting(ask).await else {
             return Ok(());
         };
         let mut fields = commands::read_info(&info).unwrap_or_default().split(' ');
@@ -274,8 +243,7 @@ impl Connection {
     pub(crate) async fn diagnose(self: &Arc<Self>, acks: &Acks) -> Result<Vec<Finding>> {
         let mut found = match self.info().await {
             Ok(info) => {
-                let mut ask = redis::cmd("CONFIG");
-                ask.arg("GET").arg("appendfsync");
+                let ask = commands::words(&["CONFIG", "GET", "appendfsync"]);
                 // Not every user may read it, and managed servers may not have the command.
                 let config = self.setting(ask).await.ok();
                 let fsync = config
@@ -320,13 +288,8 @@ impl Connection {
         self.now() + PATIENCE
     }
 
-    pub(crate) fn now(&self) -> Instant {
+    fn now(&self) -> Instant {
         self.clock.now()
-    }
-
-    /// Spawns in the client's runtime: the caller's runtime may end at once.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(work);
     }
 
     pub(crate) fn close(&self) {
@@ -419,12 +382,9 @@ impl Connection {
         static OPENED: AtomicU64 = AtomicU64::new(0);
         let id = OPENED.fetch_add(1, Ordering::Relaxed);
         let gone = Arc::new(AtomicBool::new(false));
-        let at = &*match self.shared {
-            Some(_) => Cow::from(format!(
-                "the application's connection to {}",
-                self.dialer.at()
-            )),
-            None => Cow::from(self.dialer.at()),
+        let at = match self.shared {
+            Some(_) => &format!("the application's connection to {}", self.dialer.at),
+            None => &self.dialer.at,
         };
         let native = match &self.shared {
             Some(shared) => Native::Shared(Arc::clone(shared)),
@@ -437,14 +397,19 @@ impl Connection {
         let greeting = tokio::time::timeout(self.dialer.within(), greet(native.clone())).await;
         let greeting = greeting.map_err(|_| error::no_greeting(at))?;
         let greeting = greeting.map_err(|cause| self.dialer.unreached(at, cause))?;
-        if greeting.in_cluster != self.dialer.in_cluster {
-            return Err(error::other_mode(at, greeting.in_cluster));
+        let [time, hello, ..] = &greeting[..] else {
+            return Err(error::no_greeting(at));
+        };
+        let in_cluster = commands::hello_says(hello, "mode", "cluster");
+        if in_cluster != self.dialer.in_cluster {
+            return Err(error::other_mode(at, in_cluster));
         }
-        if greeting.has_two_masters {
+        // KeyDB with active replication.
+        if commands::hello_says(hello, "role", "active-replica") {
             return Err(error::two_masters(at));
         }
-        let time = greeting.time.ok_or_else(|| error::no_greeting(at))?;
-        let opened = self.clock.now();
+        let time = commands::read_time(time).ok_or_else(|| error::no_greeting(at))?;
+        let opened = self.now();
         server.observe(time, opened);
         let heard = AtomicU64::new(opened.as_nanos());
         Ok(Link {
@@ -573,17 +538,8 @@ async fn reconnect(shared: Weak<Connection>, mut pause: Duration) {
     }
 }
 
-/// What a server says of itself.
-struct Greeting {
-    time: Option<Duration>,
-    /// It is a node of a cluster.
-    in_cluster: bool,
-    /// It and another server take writes and merge them.
-    has_two_masters: bool,
-}
-
-/// Reads the greeting, and loads the scripts, in one round trip.
-async fn greet(native: Native) -> RedisResult<Greeting> {
+/// Asks for the server's time and what it says of itself, and loads the scripts, in one round trip.
+async fn greet(native: Native) -> RedisResult<Vec<Value>> {
     let mut greeting = redis::pipe();
     greeting.cmd("TIME").add_command(match native {
         Native::Own(_) => commands::hello("dlock"),
@@ -594,23 +550,7 @@ async fn greet(native: Native) -> RedisResult<Greeting> {
         greeting.add_command(lua.load());
     }
     let answers = native.all(&greeting, 0).await?;
-    let answers = answers.into_iter().map(Value::extract_error);
-    let answers = answers.collect::<RedisResult<Vec<_>>>()?;
-    let says = |field, value| {
-        let hello = answers.get(1);
-        hello.is_some_and(|hello| commands::hello_says(hello, field, value))
-    };
-    Ok(Greeting {
-        time: answers.first().and_then(commands::read_time),
-        in_cluster: says("mode", "cluster"),
-        has_two_masters: says("role", ACTIVE),
-    })
-}
-
-/// Whether the server says in `INFO` that it takes writes beside another one.
-fn has_two_masters(info: &str) -> bool {
-    info.lines()
-        .any(|line| line.split_once(':') == Some(("role", ACTIVE)))
+    answers.into_iter().map(Value::extract_error).collect()
 }
 
 /// A user that only takes locks may not read `INFO`. Any other error stays one.
@@ -736,8 +676,6 @@ fn findings(info: &str, acks: &Acks, fsync: Option<&str>) -> Vec<Finding> {
     found.collect()
 }
 
-/// The role of a server of KeyDB with active replication.
-const ACTIVE: &str = "active-replica";
 /// How long a request without a give-up waits for a connection: as long as an attempt to acquire may
 /// take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -749,7 +687,7 @@ const HASTE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
-    use super::{findings, has_two_masters, unread};
+    use super::{findings, unread};
     use crate::{acks::Acks, error};
     use dlock_core::driver::Severity;
     use redis::Value;
@@ -809,10 +747,6 @@ mod tests {
             .replace("maxmemory:0", "maxmemory:9");
         assert_eq!(bad(&evicts, 0)[0].severity, Severity::Void);
         let guarded = good.replace("slaves:0", "slaves:2\r\nmin_slaves_good_slaves:2");
-        assert!(has_two_masters(
-            &good.replace("role:master", "role:active-replica")
-        ));
-        assert!(!has_two_masters(good));
         assert!(bad(&guarded, 1).is_empty());
         assert!(
             findings("", &acks(1), None).is_empty(),

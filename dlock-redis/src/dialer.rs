@@ -9,7 +9,7 @@ use crate::{
 use dlock_core::driver::{DriverError, Finding};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ProtocolVersion, PushInfo, RedisConnectionInfo,
-    RedisError, RedisResult, Value,
+    RedisError, RedisResult,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
@@ -60,7 +60,7 @@ pub(crate) struct Dialer {
     /// The server is a node of a cluster.
     pub(crate) in_cluster: bool,
     /// The place of the server, for messages.
-    at: String,
+    pub(crate) at: String,
     /// Whether it is spoken to over TLS.
     tls: bool,
     within: Duration,
@@ -77,15 +77,8 @@ impl Dialer {
             .set_redis_settings(quiet(config.server.redis_settings().clone()))
             .set_tcp_settings(tcp(config.server.tcp_settings().nodelay()));
         let follow = |sentinels: &SentinelConfig| {
-            let login = quiet(sentinels.login());
-            let sentinel = |addr| {
-                Client::open(
-                    server
-                        .clone()
-                        .set_addr(addr)
-                        .set_redis_settings(login.clone()),
-                )
-            };
+            let server = server.clone().set_redis_settings(quiet(sentinels.login()));
+            let sentinel = |addr| Client::open(server.clone().set_addr(addr));
             Sentinels::follow(sentinels, config.acks.replicas, sentinel)
         };
         let sentinels = config.sentinels.as_ref();
@@ -102,11 +95,6 @@ impl Dialer {
             shortest,
             failed: AtomicU32::new(0),
         })
-    }
-
-    /// The place of the server, for messages.
-    pub(crate) fn at(&self) -> &str {
-        &self.at
     }
 
     /// A connection that could not be opened, or over which no answer came.
@@ -155,15 +143,10 @@ impl Dialer {
 
     /// Waits before the next attempt, or until the sentinels name another server.
     pub(crate) async fn rest(&self, pause: Duration) {
-        let moved = async {
-            match &self.sentinels {
-                Some(sentinels) => sentinels.moved().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = tokio::time::sleep(jitter(pause)) => {}
-            () = moved => {}
+        let pause = jitter(pause);
+        match &self.sentinels {
+            Some(sentinels) => drop(tokio::time::timeout(pause, sentinels.moved()).await),
+            None => tokio::time::sleep(pause).await,
         }
     }
 
@@ -190,15 +173,7 @@ impl Dialer {
         let hello = redis::cmd("HELLO");
         let hello = tokio::time::timeout(self.within(), native.send_packed_command(&hello)).await;
         let why = match hello {
-            Ok(hello)
-                if commands::hello_says(
-                    hello.as_ref().unwrap_or(&Value::Nil),
-                    "role",
-                    "master",
-                ) =>
-            {
-                return Ok(native);
-            }
+            Ok(Ok(hello)) if commands::hello_says(&hello, "role", "master") => return Ok(native),
             Ok(Err(cause)) => return Err(cause),
             Ok(Ok(_)) => "it is no master: a failover is under way",
             Err(_) => "no answer",
@@ -270,7 +245,7 @@ fn tcp(nodelay: bool) -> TcpSettings {
 }
 
 /// 50 to 100 % of `pause`, so that the clients of a restarted server do not reconnect all at once.
-fn jitter(pause: Duration) -> Duration {
+pub(crate) fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 

@@ -126,13 +126,13 @@ pub(crate) fn other_mode(at: &str, in_cluster: bool) -> DriverError {
 /// An application's connection leads to one server.
 pub(crate) fn one_connection() -> DriverError {
     let message = "a cluster needs a connection to each of its masters: connect by its URL, not over a connection of the application";
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 /// It would go on to an old master, whatever the sentinels say.
 pub(crate) fn one_master() -> DriverError {
     let message = "sentinels may name another master, to which a connection of the application does not go: connect by their URL";
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 /// Locks would be in one database, and other clients would look in the other.
@@ -140,13 +140,12 @@ pub(crate) fn other_database(selected: &str, expected: i64) -> DriverError {
     let message = format!(
         "the application's connection has database {selected} selected, and the config names database {expected}: make the config from the connection's own client or URL"
     );
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 /// No node of the cluster that answers names a master of the slot.
 pub(crate) fn uncovered() -> DriverError {
     DriverError::unavailable("no master of the cluster has this slot: see CLUSTER INFO")
-        .with_retry(RetryClass::Later)
 }
 
 /// A listing cannot go on where it was.
@@ -163,14 +162,12 @@ pub(crate) fn walk_is_over() -> DriverError {
 
 /// Another master has the slot now, and the one before did not answer.
 pub(crate) fn superseded(was_sent: bool) -> DriverError {
-    let effect = match was_sent {
-        true => Effect::Unknown,
-        false => Effect::None,
-    };
-    DriverError::unanswered(
-        "another node of the cluster has this slot now, and the one before gave no answer",
-    )
-    .with_effect(effect)
+    let message =
+        "another node of the cluster has this slot now, and the one before gave no answer";
+    match was_sent {
+        true => DriverError::unanswered(message),
+        false => DriverError::unavailable(message),
+    }
 }
 
 /// Two servers that take writes and merge them later: each grants the same lock.
@@ -201,12 +198,9 @@ pub(crate) fn unanswered() -> DriverError {
 
 /// The server cannot tell what replicas or disks have.
 pub(crate) fn cannot_wait(fsync: bool, cause: RedisError) -> DriverError {
-    let text = cause.to_string();
-    let class = classify(&cause);
-    let kind = match fsync && (text.contains("appendonly") || class.kind == ErrorKind::Unsupported)
-    {
+    let kind = match fsync && cause.to_string().contains("appendonly") {
         true => ErrorKind::Unsupported,
-        false => class.kind,
+        false => classify(&cause).kind,
     };
     let message = if fsync {
         "dlock.fsync=true needs WAITAOF, of Redis 7.2 or newer and of Valkey, a server with appendonly yes, and the right +waitaof"
@@ -236,10 +230,7 @@ pub(crate) fn full() -> DriverError {
 }
 
 pub(crate) fn beyond() -> DriverError {
-    DriverError::new(
-        ErrorKind::Misuse,
-        "the floor of the token is too large: Lua could not count on from it",
-    )
+    DriverError::misuse("the floor of the token is too large: Lua could not count on from it")
 }
 
 pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
@@ -254,14 +245,14 @@ pub(crate) fn unreachable(why: Option<&str>) -> DriverError {
 pub(crate) fn no_tls_provider() -> DriverError {
     let message = "rediss:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
                    as rustls::crypto::ring::default_provider().install_default() does";
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 /// The second client would have no notifications and only poll, so all others would pass it. An error at
 /// once is better than that.
 pub(crate) fn two_clients() -> DriverError {
     let message = "a driver serves one client, and a second client was built over this driver: connect one driver for each";
-    DriverError::new(ErrorKind::Misuse, message)
+    DriverError::misuse(message)
 }
 
 pub(crate) fn closed() -> DriverError {
@@ -269,7 +260,7 @@ pub(crate) fn closed() -> DriverError {
 }
 
 pub(crate) fn bad_cursor() -> DriverError {
-    DriverError::new(ErrorKind::Misuse, "the cursor is none of this driver's")
+    DriverError::misuse("the cursor is none of this driver's")
 }
 
 /// The server's error behind one of the driver.

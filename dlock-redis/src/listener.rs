@@ -303,7 +303,9 @@ impl Listener {
         drop(listening);
         if !runs {
             let asked = Arc::downgrade(connection);
-            connection.spawn(check_notifications(Arc::downgrade(self), asked, channel));
+            let checks = check_notifications(Arc::downgrade(self), asked, channel);
+            // The caller's runtime may end at once.
+            self.runtime.spawn(checks);
         }
     }
 
@@ -390,8 +392,7 @@ impl Listener {
         }
         (listening.open, listening.refused) = (open, refused);
         drop(listening);
-        let moved = |stage: &mut Stage| std::mem::replace(stage, Stage::Tried) != Stage::Tried;
-        self.stage.send_if_modified(moved);
+        self.stage.send_replace(Stage::Tried);
     }
 }
 
@@ -510,12 +511,10 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
         let (_, subscribed) = tokio::join!(named.send_packed_command(&hello), async {
             match dialer.in_cluster {
                 // The right to subscribe, if nothing else.
-                true => shard(&native, "SSUBSCRIBE", &channel)
-                    .await
-                    .or_else(|error| match error::is_elsewhere(&error) {
-                        true => Ok(()),
-                        false => Err(error),
-                    }),
+                true => match shard(&native, "SSUBSCRIBE", &channel).await {
+                    Err(error) if error::is_elsewhere(&error) => Ok(()),
+                    subscribed => subscribed,
+                },
                 false => native.clone().subscribe(&channel).await,
             }
         });
@@ -563,20 +562,18 @@ async fn follow(shared: &Weak<Listener>, changed: &Notify, gap: bool) -> RedisRe
 
 /// Subscribes to a channel of a slot, or ends that.
 async fn shard(native: &MultiplexedConnection, verb: &str, channel: &str) -> RedisResult<()> {
-    let mut cmd = redis::cmd(verb);
-    cmd.arg(channel);
+    let cmd = commands::words(&[verb, channel]);
     let answer = native.clone().send_packed_command(&cmd).await?;
     commands::read_error(answer).map(drop)
 }
 
 /// A message to this client that has no meaning. The right one for the channel: see `tell.lua`.
 fn echo_of(channel: &str, number: u64) -> Cmd {
-    let mut said = redis::cmd(match channel.contains('{') {
+    let verb = match channel.contains('{') {
         true => "SPUBLISH",
         false => "PUBLISH",
-    });
-    said.arg(channel).arg(format!("{ECHO}{number}"));
-    said
+    };
+    commands::words(&[verb, channel, &format!("{ECHO}{number}")])
 }
 
 /// The pause after a refusal: rights can be granted while a service runs.

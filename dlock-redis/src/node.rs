@@ -27,17 +27,10 @@ pub(crate) struct Call<'a> {
     pub(crate) lua: &'a Lua,
     pub(crate) keys: &'a [Keys],
     pub(crate) give_up: Instant,
-    pub(crate) over: Over,
+    /// Which connection of the node carries it.
+    pub(crate) over: fn(&Node) -> &Arc<Connection>,
     /// In a cluster, where the client has to listen before.
     pub(crate) channel: Option<&'a str>,
-}
-
-/// Which connection of a node carries a request.
-#[derive(Clone, Copy)]
-pub(crate) enum Over {
-    Plain,
-    Confirmed,
-    Renewals,
 }
 
 /// What a node answered.
@@ -64,7 +57,10 @@ impl Node {
             let database = config.server.redis_settings().db();
             connection.check_database(database).await?;
         }
-        connection.check_settings(&config.acks).await?;
+        // The nodes of a cluster are judged together.
+        if !config.is_cluster() {
+            connection.log_settings(&config.acks).await;
+        }
         wake_ups.ready(&connection).await?;
         let [confirmed, renewals] = match config.acks.are_wanted() {
             true => [
@@ -95,15 +91,11 @@ impl Node {
             let subscribed = Box::pin(self.wake_ups.subscribe(channel, asking)).await;
             subscribed.map_err(|cause| error::failed(cause).error)?;
         }
-        let connection = match call.over {
-            Over::Plain => &self.connection,
-            Over::Confirmed => &self.confirmed,
-            Over::Renewals => &self.renewals,
-        };
         let build = |link: &Link| Request {
             asking,
             ..build(link)
         };
+        let connection = (call.over)(&self);
         let (reply, link) = connection.eval(call.lua, call.give_up, build).await?;
         Ok(Answer {
             reply,

@@ -3,9 +3,9 @@
 
 use crate::{
     commands::{self, Acquisition, Releasing},
-    connection::Link,
+    connection::{Link, PATIENCE},
     error,
-    node::{Answer, Call, Over},
+    node::{Answer, Call},
     scripts::{ACQUIRES, RELEASES},
     server::{Server, confirmed, not_after},
 };
@@ -58,10 +58,10 @@ impl Batch for Acquires {
         };
         let call = Call {
             give_up: first,
-            over: Over::Confirmed,
+            over: |node| &node.confirmed,
             ..server.call(&ACQUIRES, &keys)
         };
-        let mut answer = server.patiently(server.eval(call, acquires)).await?;
+        let mut answer = patiently(server.eval(call, acquires)).await?;
         let value = std::mem::take(&mut answer.reply.value);
         let each = commands::read_each(value, batch.len()).ok_or_else(error::garbled)?;
         let missing = acks.missing(answer.reply.confirmed.take());
@@ -98,7 +98,7 @@ impl Batch for Releases {
         let keys: Vec<_> = keys.collect();
         let releases = |_: &Link| commands::releases(&keys, batch).into();
         let answer = self.0.eval(self.0.call(&RELEASES, &keys), releases);
-        let Answer { reply, link, node } = self.0.patiently(answer).await?;
+        let Answer { reply, link, node } = patiently(answer).await?;
         let each = commands::read_each(reply.value, batch.len()).ok_or_else(error::garbled)?;
         let each = each.into_iter().map(|it| {
             let answer = it.map_err(|cause| node.connection.failed(&link, cause))?;
@@ -106,6 +106,13 @@ impl Batch for Releases {
         });
         Ok(each.map(Some).collect())
     }
+}
+
+/// Waits for an answer for at most [`PATIENCE`]. When all callers of a batch are gone, a request that waits
+/// for a silent server would keep its connection open.
+async fn patiently<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let answer = tokio::time::timeout(PATIENCE, answer).await;
+    answer.unwrap_or_else(|_| Err(error::unanswered()))
 }
 
 /// A write of its own arrives sooner than a batch, so a few requests go alone. With few writes in flight,

@@ -38,6 +38,7 @@
 //! which the script cuts up; keys are declared one by one. A few commands handle the common case for all. The
 //! rest is left to the step that a single request takes.
 
+use crate::commands;
 use redis::Cmd;
 use std::sync::LazyLock;
 
@@ -56,9 +57,7 @@ impl Lua {
     }
 
     pub(crate) fn load(&self) -> Cmd {
-        let mut cmd = redis::cmd("SCRIPT");
-        cmd.arg("LOAD").arg(&self.text);
-        cmd
+        commands::words(&["SCRIPT", "LOAD", &self.text])
     }
 }
 

@@ -5,7 +5,7 @@
 //! with an old master do not count. A connection to another server than the master ends at once, and one to a master
 //! that too few sentinels name ends in a bounded time: the others may have promoted another server.
 
-use crate::{commands, config::SentinelConfig, dialer::at};
+use crate::{commands, config::SentinelConfig, dialer};
 use dlock_core::{
     Clock, Instant,
     driver::{Finding, kit::log_findings},
@@ -14,7 +14,7 @@ use futures_util::{FutureExt, future::select_ok};
 use parking_lot::Mutex;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind,
-    RedisError, RedisResult, Value, aio::MultiplexedConnection,
+    RedisResult, Value, aio::MultiplexedConnection,
 };
 use std::{
     collections::HashSet,
@@ -28,19 +28,19 @@ use std::{
 };
 use tokio::{
     sync::{Notify, watch},
-    task::JoinHandle,
+    task::JoinSet,
 };
 
 /// The sentinels of a client, and the connections to servers that they named.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
     shared: Arc<Shared>,
-    following: Vec<JoinHandle<()>>,
+    /// The tasks end when it is dropped.
+    _following: JoinSet<()>,
 }
 
 struct Shared {
     name: String,
-    hosts: Vec<ConnectionAddr>,
     clients: Vec<Client>,
     clock: Clock,
     said: watch::Sender<Vec<Said>>,
@@ -94,7 +94,6 @@ impl Sentinels {
         };
         let shared = Arc::new(Shared {
             name: config.name.clone(),
-            hosts: config.hosts.clone(),
             clients: clients.collect::<RedisResult<_>>()?,
             clock,
             said: watch::Sender::new(vec![not_asked; config.hosts.len()]),
@@ -102,10 +101,15 @@ impl Sentinels {
             checked: AtomicBool::new(false),
             confirming,
         });
-        let follow = |at| tokio::spawn(follow(Arc::clone(&shared), at));
-        let mut following: Vec<_> = (0..shared.hosts.len()).map(follow).collect();
-        following.push(tokio::spawn(expire(Arc::clone(&shared))));
-        Ok(Self { shared, following })
+        let mut following = JoinSet::new();
+        for at in 0..config.hosts.len() {
+            following.spawn(follow(Arc::clone(&shared), at));
+        }
+        following.spawn(expire(Arc::clone(&shared)));
+        Ok(Self {
+            shared,
+            _following: following,
+        })
     }
 
     /// The address of the master, by what the sentinels said last. A connection to it begins: `pushed` is told
@@ -123,7 +127,11 @@ impl Sentinels {
         let found = self.shared.agreed();
         let found = found.filter(|(_, named)| !self.shared.is_old(*named));
         let Some((Opinion::Master(host, port), named)) = &found else {
-            return Err(self.shared.no_master(found.is_some()));
+            let why = self.shared.unnamed();
+            return Err(match found {
+                Some(_) => (ErrorKind::InvalidClientConfig, "no such master", why).into(),
+                None => io::Error::other(format!("{why}; {ADVICE}")).into(),
+            });
         };
         self.shared.dialed.lock().push(Dialed {
             master: Opinion::Master(host.clone(), *port),
@@ -132,7 +140,7 @@ impl Sentinels {
         });
         // They may have changed their minds before this connection could be told.
         self.shared.drop_others(false, false);
-        Ok(at(server.addr(), host, *port))
+        Ok(dialer::at(server.addr(), host, *port))
     }
 
     /// What the priorities of the replicas mean for a lock, by the first sentinel that answers.
@@ -153,14 +161,6 @@ impl Sentinels {
     }
 }
 
-impl Drop for Sentinels {
-    fn drop(&mut self) {
-        for task in &self.following {
-            task.abort();
-        }
-    }
-}
-
 impl Shared {
     /// Asks one sentinel again and again. Ends with the connection to it.
     async fn listen(&self, at: usize) -> RedisResult<Infallible> {
@@ -176,8 +176,7 @@ impl Shared {
         native.subscribe("+switch-master").await?;
         loop {
             let asked = self.clock.now();
-            let mut ask = redis::cmd("SENTINEL");
-            ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
+            let ask = commands::words(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.name]);
             let answer: Option<(String, u16)> = ask.query_async(&mut native).await?;
             let known = answer.is_some();
             let opinion = answer.map_or(Opinion::None, |(host, port)| Opinion::Master(host, port));
@@ -199,8 +198,7 @@ impl Shared {
 
     /// What the priorities of the replicas mean for a lock.
     async fn priorities(&self, native: &mut MultiplexedConnection) -> RedisResult<Finding> {
-        let mut ask = redis::cmd("SENTINEL");
-        ask.arg("REPLICAS").arg(&self.name);
+        let ask = commands::words(&["SENTINEL", "REPLICAS", &self.name]);
         let replicas = native.send_packed_command(&ask).await?;
         Ok(judge(&self.name, &replicas, self.confirming))
     }
@@ -261,28 +259,15 @@ impl Shared {
         }
     }
 
-    fn no_master(&self, is_unknown: bool) -> RedisError {
-        match is_unknown {
-            true => {
-                let kind = ErrorKind::InvalidClientConfig;
-                (kind, "no such master", self.unnamed()).into()
-            }
-            false => io::Error::other(format!("{}; {ADVICE}", self.unnamed())).into(),
-        }
-    }
-
     fn unnamed(&self) -> String {
         let said = self.said.borrow();
-        let all = self
-            .hosts
-            .iter()
-            .zip(said.iter())
-            .map(|(host, said)| match &said.opinion {
-                Opinion::NotAsked => format!("{host} did not answer"),
-                Opinion::Failed(why) => format!("{host} failed ({why})"),
-                Opinion::None => format!("{host} does not know it"),
-                Opinion::Master(ip, port) => format!("{host} says {ip}:{port}"),
-            });
+        let each = self.clients.iter().map(host).zip(said.iter());
+        let all = each.map(|(host, said)| match &said.opinion {
+            Opinion::NotAsked => format!("{host} did not answer"),
+            Opinion::Failed(why) => format!("{host} failed ({why})"),
+            Opinion::None => format!("{host} does not know it"),
+            Opinion::Master(ip, port) => format!("{host} says {ip}:{port}"),
+        });
         let all = all.collect::<Vec<_>>().join(", ");
         format!(
             "more than half of the sentinels must name the master {:?}: {all}",
@@ -300,13 +285,13 @@ impl std::fmt::Debug for Shared {
 async fn follow(shared: Arc<Shared>, at: usize) {
     loop {
         let Err(error) = shared.listen(at).await;
-        tracing::debug!(%error, "redis: no connection to the sentinel {}", shared.hosts[at]);
+        tracing::debug!(%error, "redis: no connection to the sentinel {}", host(&shared.clients[at]));
         let said = Said {
             opinion: Opinion::Failed(error.to_string()),
             asked: shared.clock.now(),
         };
         shared.says(at, said);
-        tokio::time::sleep(AGAIN.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        tokio::time::sleep(dialer::jitter(AGAIN)).await;
     }
 }
 
@@ -319,6 +304,10 @@ async fn expire(shared: Arc<Shared>) {
         let stood = shared.clock.now().since(before) > CHECK_INTERVAL + ANSWERS_WITHIN;
         shared.drop_others(true, !stood);
     }
+}
+
+fn host(sentinel: &Client) -> &ConnectionAddr {
+    sentinel.get_connection_info().addr()
 }
 
 /// What more than half of all say, and a time after which each of those was asked.
@@ -469,7 +458,6 @@ mod tests {
             let pushed: Arc<Pushed> = Arc::new(|_| ());
             let shared = Shared {
                 name: String::new(),
-                hosts: Vec::new(),
                 clients: Vec::new(),
                 clock,
                 said: watch::Sender::new([at(1), at(1), failed()].map(said).to_vec()),
@@ -507,7 +495,6 @@ mod tests {
         };
         let shared = Arc::new(Shared {
             name: String::new(),
-            hosts: Vec::new(),
             clients: Vec::new(),
             clock: clock.clone(),
             said: watch::Sender::new(vec![said()]),

@@ -10,7 +10,7 @@ use crate::{
     dialer::ShortestLease,
     error,
     listener::Inbox,
-    node::{Answer, Call, Node, Over},
+    node::{Answer, Call, Node},
     scripts::{self, Lua},
     slots::slot_of,
 };
@@ -95,15 +95,13 @@ impl Server {
             lua: &scripts::ACQUIRE,
             keys: slice::from_ref(&keys),
             give_up: req.give_up,
-            over: Over::Confirmed,
+            over: |node| &node.confirmed,
             channel: self.is_cluster().then_some(channel).filter(|_| waits),
         };
         let answer = self.eval(call, acquire).await?;
         let acquisition = self.acquired(req, &answer.reply.value, &answer)?;
-        confirmed(
-            acquisition,
-            self.acks.missing(answer.reply.confirmed).as_ref(),
-        )
+        let missing = self.acks.missing(answer.reply.confirmed);
+        confirmed(acquisition, missing.as_ref())
     }
 
     /// Records in the tickets what the answer to an acquire says.
@@ -159,7 +157,7 @@ impl Server {
             lua: &scripts::RENEW,
             keys: &keys,
             give_up,
-            over: Over::Renewals,
+            over: |node| &node.renewals,
             channel: None,
         };
         let Answer { reply, link, node } = self.eval(call, renew).await?;
@@ -212,7 +210,7 @@ impl Server {
         let leave = |_: &Link| commands::leave(&keys, &channel, ticket).into();
         // Behind an acquire of the ticket that was given up, so that it does not enter again.
         let call = Call {
-            over: Over::Confirmed,
+            over: |node| &node.confirmed,
             ..self.call(&scripts::LEAVE, slice::from_ref(&keys))
         };
         let answer = self.eval(call, leave).await?;
@@ -348,20 +346,12 @@ impl Server {
         Ok(answer.await?.reply.value)
     }
 
-    /// Batches have a bound of their own. There are none in a cluster.
-    pub(crate) async fn patiently<T>(&self, answer: impl Future<Output = Result<T>>) -> Result<T> {
-        match &self.nodes {
-            Nodes::One(node) => node.connection.patiently(answer).await,
-            Nodes::Cluster(_) => answer.await,
-        }
-    }
-
     pub(crate) fn call<'a>(&self, lua: &'a Lua, keys: &'a [Keys]) -> Call<'a> {
         Call {
             lua,
             keys,
             give_up: self.clock.now() + PATIENCE,
-            over: Over::Plain,
+            over: |node| &node.connection,
             channel: None,
         }
     }

@@ -9,7 +9,13 @@ use dlock_core::{
 use dlock_redis::{RedisConfig, RedisDriver};
 use futures_util::{StreamExt, future::join_all};
 use redis::{AsyncCommands, RedisResult};
-use std::{sync::Arc, time::Instant};
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
+    sync::Arc,
+    thread,
+    time::Instant,
+};
 use tokio::net::TcpSocket;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,6 +82,37 @@ async fn tls_without_the_feature_is_an_error() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misuse, "{error:?}");
+}
+
+/// The server is a fake one that answers as KeyDB does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_active_replication_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    // It ends with the process.
+    thread::spawn(move || {
+        for mut socket in listener.incoming().map_while(Result::ok) {
+            let lines = BufReader::new(socket.try_clone().unwrap()).lines();
+            thread::spawn(move || {
+                for line in lines.map_while(Result::ok) {
+                    let answer = match &*line {
+                        "HELLO" => "%2\r\n+mode\r\n+standalone\r\n+role\r\n+active-replica\r\n",
+                        "TIME" => "*2\r\n:1\r\n:1\r\n",
+                        "SCRIPT" => "+OK\r\n",
+                        _ => continue,
+                    };
+                    if socket.write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let error = RedisDriver::connect(&format!("redis://{at}/"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("active replication"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,11 +29,11 @@
 //! A list has one of a few lengths and is padded by repeating its last entry, so that each statement stays
 //! prepared.
 
-use crate::table::signed;
+use crate::{requests::Sole, table::signed};
 use dlock_core::{
-    HoldId, Holds, LockName, Owner,
+    HoldId, LockName, Owner,
     driver::{
-        Acquire, Release, Renew,
+        Acquire, Renew,
         kit::{Columns, DamagedRecord, Record, Stored, TableName as Table, Write},
     },
 };
@@ -59,18 +59,18 @@ const CREATE: &str = "CREATE TABLE IF NOT EXISTS {table} (
   version    BIGINT          NOT NULL
 ) ENGINE=InnoDB";
 
-/// The same table as the server describes it: name, type, bytes of text, whether nullable, whether the key.
-pub(crate) const COLUMNS: [(&str, &str, Option<u64>, bool, bool); 10] = [
-    ("name", "varbinary", Some(512), false, true),
-    ("owner", "varbinary", Some(36), true, false),
-    ("token", "bigint", None, false, false),
-    ("holds", "varbinary", Some(32800), false, false),
-    ("expires", "bigint", None, false, false),
-    ("keep_until", "bigint", None, false, false),
-    ("began", "bigint", None, false, false),
-    ("changed", "bigint", None, false, false),
-    ("note", "varbinary", Some(128), false, false),
-    ("version", "bigint", None, false, false),
+/// The same table as the server describes it: names and types. The first column is the key.
+pub(crate) const COLUMNS: [(&str, &str); 10] = [
+    ("name", "VARBINARY(512) NOT NULL"),
+    ("owner", "VARBINARY(36)"),
+    ("token", "BIGINT NOT NULL"),
+    ("holds", "VARBINARY(32800) NOT NULL"),
+    ("expires", "BIGINT NOT NULL"),
+    ("keep_until", "BIGINT NOT NULL"),
+    ("began", "BIGINT NOT NULL"),
+    ("changed", "BIGINT NOT NULL"),
+    ("note", "VARBINARY(128) NOT NULL"),
+    ("version", "BIGINT NOT NULL"),
 ];
 
 /// Takes a name whose row exists and is free or past its end, as a new incarnation. Otherwise, or after its
@@ -184,7 +184,6 @@ pub(crate) type Statement = Query<'static, MySql, MySqlArguments>;
 /// The statements for one table.
 #[derive(Debug)]
 pub(crate) struct Statements {
-    pub(crate) create: SqlStr,
     take: SqlStr,
     free: SqlStr,
     insert: SqlStr,
@@ -225,7 +224,6 @@ impl Statements {
             Lengths(sizes.iter().map(one).collect())
         };
         Self {
-            create: text(CREATE),
             take: text(TAKE),
             free: text(FREE),
             insert: text(INSERT),
@@ -271,21 +269,21 @@ impl Statements {
     }
 
     /// `FREE`: it matches one row if it released the hold, and tells the server's time.
-    pub(crate) fn free(&self, name: &LockName, owner: &Owner, hold: HoldId) -> Statement {
+    pub(crate) fn free(&self, (req, hold): &Sole) -> Statement {
         sqlx::query(self.free.clone())
-            .bind(&written(owner)[..])
+            .bind(&written(&req.owner)[..])
             .bind(bytes(hold))
-            .bind(name.as_str().as_bytes())
+            .bind(req.name.as_str().as_bytes())
     }
 
     /// `FREE_ALL` for at most [`GATHERED`] sole holds: it tells the server's time if it released any.
-    pub(crate) fn free_all(&self, batch: &[Release]) -> Statement {
+    pub(crate) fn free_all(&self, batch: &[Sole]) -> Statement {
         let (text, size) = self.free_all.fitting(batch.len());
-        let names = filled(batch.iter().map(|req| req.name.as_str().as_bytes()), size);
-        let keys = batch.iter().map(|req| match req.holds {
-            Holds::One(hold) => key(&req.name, &req.owner, hold),
-            Holds::All => Vec::new(), // matches nothing
-        });
+        let names = batch.iter().map(|(req, _)| req.name.as_str().as_bytes());
+        let names = filled(names, size);
+        let keys = batch
+            .iter()
+            .map(|(req, hold)| key(&req.name, &req.owner, *hold));
         all(all(sqlx::query(text), names), filled(keys, size))
     }
 
@@ -494,7 +492,7 @@ fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// What `dlock schema` prints.
+/// What makes the table, and what `dlock schema` prints.
 pub(crate) fn ddl(table: &Table) -> String {
     CREATE.replace("{table}", &table.quoted('`'))
 }
@@ -543,17 +541,24 @@ mod tests {
 
     #[test]
     fn the_columns_are_those_of_the_table() {
-        let made = ddl(&"t".parse().unwrap()).to_lowercase();
-        for (name, kind, bytes, ..) in super::COLUMNS {
-            let line = made
-                .lines()
-                .find(|line| line.trim_start().starts_with(&format!("{name} ")))
-                .unwrap();
-            let kind = bytes.map_or(kind.to_owned(), |bytes| format!("{kind}({bytes})"));
-            assert!(line.contains(&kind), "{line}");
-        }
-        assert_eq!(made.matches(" not null").count(), super::COLUMNS.len() - 1);
-        assert!(made.contains(&format!("holds      varbinary({})", (MAX_SHARERS + 1) * 32)));
+        let made = ddl(&"t".parse().unwrap());
+        let columns = made.lines().filter(|line| line.starts_with("  "));
+        let columns: Vec<_> = columns
+            .map(|line| {
+                line.replace(',', " ")
+                    .split_whitespace()
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            })
+            .collect();
+        let (name, kind) = super::COLUMNS[0];
+        assert_eq!(columns[0], format!("{name} {kind} PRIMARY KEY"));
+        let others = super::COLUMNS[1..].iter();
+        let others: Vec<_> = others
+            .map(|(name, kind)| format!("{name} {kind}"))
+            .collect();
+        assert_eq!(columns[1..], others);
+        assert!(made.contains(&format!("holds      VARBINARY({})", (MAX_SHARERS + 1) * 32)));
     }
 
     #[test]

@@ -53,16 +53,8 @@ impl kit::Dialer for Dialer {
     type Error = sqlx::Error;
 
     async fn dial(&self) -> Result<Dialed<Session>> {
-        let mut native = self.options.connect().await.map_err(error::unreached)?;
-        let greeting = session::greet(&mut native).await?;
-        let session = Session {
-            native,
-            id: greeting.id,
-            flavour: greeting.flavour,
-            findings: greeting.findings(),
-        };
-        let time = greeting.now;
-        Ok(Dialed { session, time })
+        let native = self.options.connect().await.map_err(error::unreached)?;
+        session::greet(native).await
     }
 
     async fn time(&self, session: &mut Session) -> sqlx::Result<Duration> {

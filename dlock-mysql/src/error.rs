@@ -15,12 +15,14 @@ type Class = ErrorClass<u16, ConnectionOutcome>;
 /// The classification. Each statement is a transaction, so a server that refuses or interrupts it has rolled
 /// it back. If the answer is lost, or the server was shutting down, the effect is unknown.
 #[rustfmt::skip]
-const TABLE: [Class; 50] = {
+const TABLE: [Class; 52] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, Unavailable, Unsupported};
     use ConnectionOutcome::{AllClosed, Closed, Kept};
     use RetryClass::{Later, Never, Now};
     [
+        // Any error that is not listed.
+        Class::new(0, Unavailable, Later, Unknown, Closed, "the server answered with an error"),
         Class::new(1020, Unavailable, Now, None, Kept, "another client changed the row at the same time"),
         Class::new(1021, Unavailable, Later, Unknown, Closed, "the server's disk is full"),
         Class::new(1040, Unavailable, Later, None, Closed, "the server has no connection left: raise max_connections, or lower dlock.connections"),
@@ -72,6 +74,7 @@ const TABLE: [Class; 50] = {
         Class::new(TLS, Unavailable, Never, None, Closed, "TLS could not be set up: see ssl-mode and ssl-ca in the URL; without the feature `tls` there is none, and ssl-mode=disabled does without"),
         Class::new(CONFIG, Misuse, Never, None, Closed, "the MySQL settings cannot work"),
         Class::new(ENDED, Unavailable, Later, None, Closed, "the statement ran for two seconds and was ended: the server is overloaded, or dlock's table is locked"),
+        Class::new(GARBLED, Unavailable, Never, None, Closed, "a row of dlock's table holds a value that dlock did not write: break that lock, or delete the row while it is unused"),
     ]
 };
 
@@ -80,30 +83,12 @@ const IO: u16 = 2;
 const TLS: u16 = 3;
 const CONFIG: u16 = 4;
 const ENDED: u16 = 5;
+/// A column holds a value that the driver did not write.
+const GARBLED: u16 = 6;
 /// A statement was killed, by the driver or by another session.
 const KILLED: u16 = 1317;
 /// The table does not exist.
 const NO_TABLE: u16 = 1146;
-
-/// Any error that the table does not list.
-const OTHER: Class = Class::new(
-    0,
-    ErrorKind::Unavailable,
-    RetryClass::Later,
-    Effect::Unknown,
-    ConnectionOutcome::Closed,
-    "the server answered with an error",
-);
-
-/// A column holds a value that the driver did not write.
-const GARBLED: Class = Class::new(
-    0,
-    ErrorKind::Unavailable,
-    RetryClass::Never,
-    Effect::None,
-    ConnectionOutcome::Closed,
-    "a row of dlock's table holds a value that dlock did not write: break that lock, or delete the row while it is unused",
-);
 
 /// Classifies a failed statement. `by_us`: it ran for too long and the driver killed it.
 pub(crate) fn failed(cause: sqlx::Error, by_us: bool) -> Failure<ConnectionOutcome> {
@@ -181,7 +166,8 @@ pub(crate) fn silent() -> sqlx::Error {
 }
 
 pub(crate) fn garbled() -> DriverError {
-    DriverError::new(GARBLED.kind, GARBLED.advice)
+    let class = by_number(GARBLED);
+    class.error(class.advice)
 }
 
 pub(crate) fn unsupported(message: String) -> DriverError {
@@ -190,20 +176,18 @@ pub(crate) fn unsupported(message: String) -> DriverError {
 
 fn classify(cause: &sqlx::Error) -> &'static Class {
     match cause {
-        sqlx::Error::Database(_) => number(cause).map_or(&OTHER, by_number),
+        sqlx::Error::Database(_) => by_number(number(cause).unwrap_or(0)),
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => by_number(IO),
         sqlx::Error::Tls(_) => by_number(TLS),
         sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) => by_number(CONFIG),
-        sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. } => &GARBLED,
-        _ => &OTHER,
+        sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. } => by_number(GARBLED),
+        _ => by_number(0),
     }
 }
 
 fn by_number(number: u16) -> &'static Class {
-    TABLE
-        .iter()
-        .find(|class| class.code == number)
-        .unwrap_or(&OTHER)
+    let known = TABLE.iter().find(|class| class.code == number);
+    known.unwrap_or(&TABLE[0])
 }
 
 /// The server's error number.
@@ -215,7 +199,7 @@ fn number(cause: &sqlx::Error) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CONFIG, ConnectionOutcome, GARBLED, IO, OTHER, TABLE, TLS, by_number, classify, unreached,
+        CONFIG, ConnectionOutcome, GARBLED, IO, TABLE, TLS, by_number, classify, unreached,
     };
     use dlock_core::{Effect, ErrorKind, RetryClass};
     use std::{collections::HashSet, io};
@@ -234,7 +218,7 @@ mod tests {
         for number in KNOWN {
             assert_eq!(by_number(number).code, number);
         }
-        assert_eq!(by_number(9_999), &OTHER);
+        assert_eq!(by_number(9_999).code, 0);
     }
 
     #[test]
@@ -246,9 +230,8 @@ mod tests {
             .collect();
         assert_eq!(
             open,
-            [1021, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, IO]
+            [0, 1021, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, IO]
         );
-        assert_eq!(OTHER.effect, Effect::Unknown);
     }
 
     #[test]
@@ -261,7 +244,7 @@ mod tests {
         assert_eq!(
             never,
             [
-                1044, 1045, 1049, 1064, 1130, 1142, 1143, 1146, 3118, 3159, TLS, CONFIG
+                1044, 1045, 1049, 1064, 1130, 1142, 1143, 1146, 3118, 3159, TLS, CONFIG, GARBLED
             ]
         );
         for number in [1047, 1290, 1792, 1836, 3032] {
@@ -280,10 +263,10 @@ mod tests {
             (sqlx::Error::Protocol("x".into()), IO),
             (sqlx::Error::Tls("x".into()), TLS),
             (sqlx::Error::Configuration("x".into()), CONFIG),
+            (sqlx::Error::Decode("x".into()), GARBLED),
         ] {
             assert_eq!(classify(&cause).code, number, "{cause}");
         }
-        assert_eq!(classify(&sqlx::Error::Decode("x".into())), &GARBLED);
         let error = unreached(broken());
         assert_eq!(
             (error.kind(), error.retry(), error.effect()),

@@ -1,44 +1,30 @@
 //! Session set-up: configures each new session and checks the server before it may keep a lock.
 
 use crate::{
-    commands::{self, COLUMNS, Statements},
+    commands::{self, COLUMNS},
     config::MysqlConfig,
     connection::Session,
     error,
     settings::Flavour,
 };
-use dlock_core::driver::{DriverError, Finding, Result};
+use dlock_core::driver::{DriverError, Finding, Result, kit::Dialed};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, mysql::MySqlRow};
 use std::{collections::HashMap, time::Duration};
-
-/// What the server reported on a new connection.
-#[derive(Debug)]
-pub(crate) struct Greeting {
-    pub(crate) flavour: Flavour,
-    /// The connection's id on the server, for `KILL QUERY`.
-    pub(crate) id: u64,
-    /// The server's time, read last.
-    pub(crate) now: Duration,
-    /// Variables of the session and of the server, without those that do not exist.
-    variables: HashMap<String, String>,
-}
 
 /// Sets up a session for the statements, whatever the server's defaults and `init_connect` say. It refuses a
 /// server that cannot keep a lock.
 ///
 /// The settings are read back, because a proxy may have applied the `SET` to another session.
-pub(crate) async fn greet(native: &mut MySqlConnection) -> Result<Greeting> {
+pub(crate) async fn greet(mut native: MySqlConnection) -> Result<Dialed<Session>> {
     let said = sqlx::raw_sql(commands::ready(HELLO.to_owned()));
-    let row = said
-        .fetch_one(&mut *native)
-        .await
-        .map_err(error::unreached)?;
+    let row = said.fetch_one(&mut native).await;
+    let row = row.map_err(error::unreached)?;
     let (version, id, before) = read(&row).map_err(error::unreached)?;
     let flavour = Flavour::of(&version)?;
     let set = sqlx::raw_sql(AssertSqlSafe(flavour.set()));
-    set.execute(&mut *native).await.map_err(error::unreached)?;
+    set.execute(&mut native).await.map_err(error::unreached)?;
     let shown = sqlx::raw_sql(AssertSqlSafe(flavour.show()));
-    let rows = shown.fetch_all(&mut *native).await;
+    let rows = shown.fetch_all(&mut native).await;
     let variables: HashMap<String, String> = rows
         .map_err(error::unreached)?
         .iter()
@@ -54,64 +40,62 @@ pub(crate) async fn greet(native: &mut MySqlConnection) -> Result<Greeting> {
             "the session did not keep its settings ({setting}): connect to the server itself, or through a proxy that leaves each session to one client"
         )));
     }
-    let now = commands::clock(native).await.map_err(error::unreached)?;
-    if now == before {
+    let time = commands::clock(&mut native).await;
+    let time = time.map_err(error::unreached)?;
+    if time == before {
         let message = "the time of the session stands still: see whether a proxy sets `timestamp`";
         return Err(DriverError::unavailable(message));
     }
-    Ok(Greeting {
-        flavour,
+    let session = Session {
+        native,
         id,
-        now,
-        variables,
-    })
+        flavour,
+        findings: findings(&variables),
+    };
+    Ok(Dialed { session, time })
 }
 
-impl Greeting {
-    /// What the server's settings mean for a lock.
-    pub(crate) fn findings(&self) -> Vec<Finding> {
-        let on = |name: &str| self.is(name, &["ON", "1"]);
-        let mut found = vec![
-            Finding::ok("the server takes writes, and sessions keep dlock's settings"),
-            match self.variables.get("innodb_flush_log_at_trx_commit") {
-                Some(flush) if flush != "1" => Finding::warning(
-                    format!(
-                        "innodb_flush_log_at_trx_commit is {flush}: a crash forgets locks given in its last second, and their tokens"
-                    ),
-                    "set 1",
-                ),
-                _ => Finding::ok("each commit is flushed to the redo log"),
-            },
-        ];
-        if self.is("innodb_doublewrite", &["OFF", "0"]) {
-            found.push(Finding::warning(
-                "innodb_doublewrite is off: a crash may damage the table of locks",
-                "set it to ON",
-            ));
-        }
-        if on("log_bin") {
-            found.push(if self.is("sync_binlog", &["1"]) {
-                Finding::ok("each commit is flushed to the binary log")
-            } else {
-                Finding::warning(
-                    "sync_binlog is not 1: after a crash a replica may lack locks that were given",
-                    "set 1",
-                )
-            });
-        }
-        if on("wsrep_on") {
-            found.push(Finding::warning(
-                "this is a Galera node: two nodes refuse each other at commit",
-                "write dlock's table through one node only",
-            ));
-        }
-        found
-    }
-
-    fn is(&self, name: &str, values: &[&str]) -> bool {
-        let found = self.variables.get(name);
+/// What the server's settings mean for a lock, by the variables that exist.
+fn findings(variables: &HashMap<String, String>) -> Vec<Finding> {
+    let is = |name: &str, values: &[&str]| {
+        let found = variables.get(name);
         found.is_some_and(|value| values.contains(&&**value))
+    };
+    let mut found = vec![
+        Finding::ok("the server takes writes, and sessions keep dlock's settings"),
+        match variables.get("innodb_flush_log_at_trx_commit") {
+            Some(flush) if flush != "1" => Finding::warning(
+                format!(
+                    "innodb_flush_log_at_trx_commit is {flush}: a crash forgets locks given in its last second, and their tokens"
+                ),
+                "set 1",
+            ),
+            _ => Finding::ok("each commit is flushed to the redo log"),
+        },
+    ];
+    if is("innodb_doublewrite", &["OFF", "0"]) {
+        found.push(Finding::warning(
+            "innodb_doublewrite is off: a crash may damage the table of locks",
+            "set it to ON",
+        ));
     }
+    if is("log_bin", &["ON", "1"]) {
+        found.push(if is("sync_binlog", &["1"]) {
+            Finding::ok("each commit is flushed to the binary log")
+        } else {
+            Finding::warning(
+                "sync_binlog is not 1: after a crash a replica may lack locks that were given",
+                "set 1",
+            )
+        });
+    }
+    if is("wsrep_on", &["ON", "1"]) {
+        found.push(Finding::warning(
+            "this is a Galera node: two nodes refuse each other at commit",
+            "write dlock's table through one node only",
+        ));
+    }
+    found
 }
 
 /// What the server's settings and its replicas mean for a lock.
@@ -192,17 +176,12 @@ async fn is_acknowledged(native: &mut MySqlConnection) -> bool {
 }
 
 /// Checks the table's columns, and makes a missing table if the configuration allows it.
-pub(crate) async fn check_table(
-    native: &mut MySqlConnection,
-    config: &MysqlConfig,
-    sql: &Statements,
-) -> Result<()> {
+pub(crate) async fn check_table(native: &mut MySqlConnection, config: &MysqlConfig) -> Result<()> {
     let place = config.place()?;
     let mut found = columns(native, place).await?;
     if found.is_empty() && config.table.create {
-        let made = sqlx::raw_sql(sql.create.clone())
-            .execute(&mut *native)
-            .await;
+        let create = commands::ready(commands::ddl(&config.qualified()?));
+        let made = sqlx::raw_sql(create).execute(&mut *native).await;
         made.map_err(|cause| {
             let refused = error::unreached(cause);
             let message = format!(
@@ -238,8 +217,6 @@ pub(crate) async fn check_table(
 struct Column {
     name: String,
     kind: String,
-    bytes: Option<u64>,
-    nullable: bool,
     key: String,
     engine: String,
 }
@@ -257,11 +234,9 @@ async fn columns(
         };
         Ok(Column {
             name: text(0)?.to_lowercase(),
-            kind: text(1)?.to_lowercase(),
-            bytes: text(2)?.parse().ok(),
-            nullable: text(3)? == "YES",
-            key: text(4)?,
-            engine: text(5)?,
+            kind: text(1)?.to_uppercase(),
+            key: text(2)?,
+            engine: text(3)?,
         })
     };
     let read: sqlx::Result<Vec<Column>> = rows.iter().map(read).collect();
@@ -271,27 +246,18 @@ async fn columns(
 /// How the columns differ from those of dlock's table, in words.
 fn difference(found: &[Column]) -> Vec<String> {
     let mut differs = Vec::new();
-    for (name, kind, bytes, nullable, is_key) in COLUMNS {
-        let wanted = described(kind, bytes, nullable);
-        match found.iter().find(|column| column.name == name) {
-            None => differs.push(format!("{name} is missing")),
-            Some(column) => {
-                let has = described(
-                    &column.kind,
-                    column.bytes.filter(|_| column.kind != "bigint"),
-                    column.nullable,
-                );
-                if has != wanted {
-                    differs.push(format!("{name} is {has} instead of {wanted}"));
-                }
-                match (is_key, &*column.key) {
-                    (true, "PRI") | (false, "") => {}
-                    (true, _) => differs.push(format!("{name} is not the primary key")),
-                    (false, _) => {
-                        differs.push(format!("{name} has an index, which makes deadlocks"))
-                    }
-                }
-            }
+    for (name, kind) in COLUMNS {
+        let Some(column) = found.iter().find(|column| column.name == name) else {
+            differs.push(format!("{name} is missing"));
+            continue;
+        };
+        if column.kind != kind {
+            differs.push(format!("{name} is {} instead of {kind}", column.kind));
+        }
+        match (name == COLUMNS[0].0, &*column.key) {
+            (true, "PRI") | (false, "") => {}
+            (true, _) => differs.push(format!("{name} is not the primary key")),
+            (false, _) => differs.push(format!("{name} has an index, which makes deadlocks")),
         }
     }
     for column in found {
@@ -307,12 +273,6 @@ fn difference(found: &[Column]) -> Vec<String> {
     differs
 }
 
-fn described(kind: &str, bytes: Option<u64>, nullable: bool) -> String {
-    let bytes = bytes.map_or_else(String::new, |bytes| format!("({bytes})"));
-    let null = if nullable { "" } else { " NOT NULL" };
-    format!("{}{bytes}{null}", kind.to_uppercase())
-}
-
 fn read(row: &MySqlRow) -> sqlx::Result<(String, u64, Duration)> {
     Ok((row.try_get(0)?, row.try_get(1)?, commands::time(row, 2)?))
 }
@@ -326,7 +286,9 @@ fn read_only(variables: &HashMap<String, String>) -> Option<String> {
     })
 }
 
-const DESCRIBE: &str = "SELECT c.COLUMN_NAME, c.DATA_TYPE, COALESCE(CAST(c.CHARACTER_OCTET_LENGTH AS CHAR), ''), c.IS_NULLABLE, \
+/// Names, types as in a `CREATE TABLE` (numbers have no length there), kinds of index, and the engine.
+const DESCRIBE: &str = "SELECT c.COLUMN_NAME, \
+    CONCAT(c.DATA_TYPE, COALESCE(CONCAT('(', c.CHARACTER_OCTET_LENGTH, ')'), ''), IF(c.IS_NULLABLE = 'YES', '', ' NOT NULL')), \
     c.COLUMN_KEY, COALESCE(t.ENGINE, '') \
     FROM information_schema.COLUMNS c JOIN information_schema.TABLES t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME \
     WHERE c.TABLE_SCHEMA = ? AND c.TABLE_NAME = ? ORDER BY c.ORDINAL_POSITION";
@@ -348,7 +310,7 @@ const REMEDY: &str = "run what `dlock schema` prints, or grant CREATE on it";
 #[cfg(test)]
 mod tests {
     use super::{
-        COLUMNS, Column, Finding, Flavour, Greeting, MysqlConfig, Session, diagnose, difference,
+        COLUMNS, Column, Finding, Flavour, MysqlConfig, Session, diagnose, difference, findings,
         followers, is_acknowledged, read_only,
     };
     use crate::connection::Dialer;
@@ -385,13 +347,7 @@ mod tests {
     #[test]
     fn settings_that_void_a_lock_are_named() {
         let bad = |pairs: &[(&str, &str)]| {
-            let greeting = Greeting {
-                flavour: Flavour::Mysql,
-                id: 1,
-                now: Duration::ZERO,
-                variables: variables(pairs),
-            };
-            let found = greeting.findings().into_iter();
+            let found = findings(&variables(pairs)).into_iter();
             let found = found.filter(|finding| finding.severity > Severity::Ok);
             found.collect::<Vec<_>>()
         };
@@ -503,12 +459,10 @@ mod tests {
     #[test]
     fn a_table_that_is_not_ours_is_told_apart_column_by_column() {
         let ours = || -> Vec<Column> {
-            let column = |(name, kind, bytes, nullable, key): (&str, &str, _, _, bool)| Column {
+            let column = |(name, kind): (&str, &str)| Column {
                 name: name.to_owned(),
                 kind: kind.to_owned(),
-                bytes,
-                nullable,
-                key: if key { "PRI" } else { "" }.to_owned(),
+                key: if name == "name" { "PRI" } else { "" }.to_owned(),
                 engine: "InnoDB".to_owned(),
             };
             COLUMNS.map(column).into()
@@ -519,7 +473,7 @@ mod tests {
             change(&mut columns);
             difference(&columns).join("; ")
         };
-        let said = changed(&|all| all[0].bytes = Some(64));
+        let said = changed(&|all| all[0].kind = "VARBINARY(64) NOT NULL".to_owned());
         assert_eq!(
             said,
             "name is VARBINARY(64) NOT NULL instead of VARBINARY(512) NOT NULL"

@@ -3,9 +3,10 @@
 use crate::{
     commands::{GATHERED, LIST_BATCH, Row},
     config::MysqlConfig,
-    connection::rows,
+    connection::{rows, run},
     error,
     requests::{Frees, Takes},
+    session,
     table::LockTable,
 };
 use async_trait::async_trait;
@@ -81,11 +82,8 @@ impl RecordStore for MysqlStore {
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let mut checkout = self
-            .table
-            .connections
-            .lend(self.table.connections.default_call())
-            .await?;
+        let connections = &self.table.connections;
+        let mut checkout = connections.lend(connections.default_call()).await?;
         let rows = rows(&mut checkout, self.table.sql.list(prefix, after, limit)).await?;
         drop(checkout);
         let rows: Vec<Row> = rows.iter().filter_map(Row::read).collect();
@@ -94,8 +92,27 @@ impl RecordStore for MysqlStore {
         Ok(Listed::of(time, rows.collect(), limit))
     }
 
+    /// Each statement deletes one row, so a sweep never locks the row of a held lock.
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.table.sweep(after).await
+        let (connections, sql) = (&self.table.connections, &self.table.sql);
+        let mut after = after.to_vec();
+        for _ in 0..SWEPT_PAGES {
+            let mut checkout = connections.lend(connections.default_call()).await?;
+            let page = rows(&mut checkout, sql.unused(&after, SWEPT)).await?;
+            let unused = page.iter().filter(|row| Row::is_unused(row));
+            for name in unused.filter_map(Row::name) {
+                // A row that cannot be deleted does not stop the walk.
+                if let Err(error) = run(&mut checkout, sql.forget(&name)).await {
+                    tracing::debug!(%error, "mysql: an unused row could not be deleted");
+                    break;
+                }
+            }
+            match page.last().and_then(Row::name) {
+                Some(last) if page.len() == SWEPT => after = last,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(after))
     }
 
     fn grants_per_sweep(&self) -> u32 {
@@ -115,8 +132,8 @@ impl RecordStore for MysqlStore {
         self.takes.ask(req).await
     }
 
-    async fn free(&self, req: &Release, _: HoldId) -> Result<Freed> {
-        self.frees.ask(req).await
+    async fn free(&self, req: &Release, hold: HoldId) -> Result<Freed> {
+        self.frees.ask(&(req.clone(), hold)).await
     }
 
     async fn extend(
@@ -149,7 +166,12 @@ impl RecordStore for MysqlStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        self.table.diagnose().await
+        let connections = &self.table.connections;
+        let mut checkout = connections.lend(connections.default_call()).await?;
+        let limit = checkout.limit();
+        let found = session::diagnose(checkout.session());
+        let found = limit.of(async { Ok(found.await) }).await;
+        checkout.settle(found)
     }
 
     /// Statements in flight are answered; no new ones are sent.
@@ -172,5 +194,8 @@ const POLICY: BatchPolicy = BatchPolicy {
 /// A statement checks its not-after time when it begins. It may then wait one second for the table, one
 /// second for the row, and run for one second.
 const LATE: Duration = Duration::from_secs(3);
+/// Rows per page of a sweep, and pages per sweep.
+pub(crate) const SWEPT: usize = 256;
+pub(crate) const SWEPT_PAGES: usize = 16;
 /// A sweep checks four times as many rows, so deletion keeps up even if every grant is of a new name.
 const SWEEP_GRANTS: u32 = 1_024;

@@ -1,5 +1,5 @@
-//! Lock table: the steps of the store, each one statement, or a statement and a read of the rows that it did
-//! not change.
+//! Lock table: connects, renews, and reads and writes rows. Each step is one statement, or a statement and a read
+//! of the rows that it did not change.
 
 use crate::{
     commands::{LIST_BATCH, Row, Statements},
@@ -8,10 +8,10 @@ use crate::{
     error, session,
 };
 use dlock_core::{
-    Effect, FencingToken, Holds, Instant, LockName,
+    Effect, Instant, LockName,
     driver::{
-        Acquire, DriverError, Finding, Release, Renew, Renewed, Result,
-        kit::{Call, Class, Expected, Freed, StoreTime, Write, Written, again, log_findings},
+        DriverError, Renew, Renewed, Result,
+        kit::{Call, Class, Expected, StoreTime, Write, Written, again, log_findings},
     },
 };
 use std::{
@@ -52,7 +52,7 @@ impl LockTable {
         let session = checkout.session();
         let checking = tokio::time::timeout(config.connect_within, async {
             log_findings("mysql", &Ok(session::diagnose(session).await));
-            session::check_table(&mut session.native, &config, &sql).await
+            session::check_table(&mut session.native, &config).await
         });
         match checking.await {
             Ok(checked) => checkout.settle(Ok(checked?))?,
@@ -71,19 +71,8 @@ impl LockTable {
         self.connections.clock().now()
     }
 
-    pub(crate) async fn work(&self, give_up: Instant) -> Result<Checkout<'_>> {
-        let class = Class::Work;
+    pub(crate) async fn lend(&self, class: Class, give_up: Instant) -> Result<Checkout<'_>> {
         self.connections.lend(Call { class, give_up }).await
-    }
-
-    /// What the server means for a lock.
-    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let call = self.connections.default_call();
-        let mut checkout = self.connections.lend(call).await?;
-        let limit = checkout.limit();
-        let found = session::diagnose(checkout.session());
-        let found = limit.of(async { Ok(found.await) }).await;
-        checkout.settle(found)
     }
 
     /// Makes the table again if it may. It existed when the driver connected, and was dropped with every lock in it.
@@ -95,85 +84,18 @@ impl LockTable {
             "mysql: the table {} was dropped, with every lock in it; it is made again",
             self.config.table.name
         );
-        let Ok(mut checkout) = self.work(give_up).await else {
+        let Ok(mut checkout) = self.lend(Class::Work, give_up).await else {
             return false;
         };
         let limit = checkout.limit();
         let native = &mut checkout.session().native;
-        let checked = session::check_table(native, &self.config, &self.sql);
+        let checked = session::check_table(native, &self.config);
         let checked = limit.of(async { Ok(checked.await) }).await;
         let made = matches!(checkout.settle(checked), Ok(Ok(())));
         if !made {
             checkout.discard(); // it is unknown which of its statements failed
         }
         made
-    }
-
-    /// Takes the lock if one statement can: its token.
-    pub(crate) async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
-        let mut checkout = self.work(req.give_up).await?;
-        let not_after = checkout.not_after(req.give_up);
-        let done = run(&mut checkout, self.sql.take(req, not_after)).await?;
-        Ok((done.matched == 1).then_some(FencingToken(done.number)))
-    }
-
-    /// The same for several locks, with one statement.
-    pub(crate) async fn take_all(&self, batch: &[Acquire]) -> Result<Vec<Option<FencingToken>>> {
-        let give_up = batch.iter().map(|req| req.give_up).min();
-        let give_up = give_up.unwrap_or_else(|| self.connections.default_call().give_up);
-        let mut checkout = self.work(give_up).await?;
-        let not_after = checkout.not_after(give_up);
-        let done = run(&mut checkout, self.sql.take_all(batch, not_after)).await?;
-        let token = FencingToken(done.number);
-        if done.matched > 0 {
-            checkout.observe_time(Duration::from_micros(token.0));
-        }
-        if done.matched == batch.len() {
-            return Ok(vec![Some(token); batch.len()]);
-        }
-        let names = batch.iter().map(|req| &req.name).collect();
-        let mut found = self.rows_after(&mut checkout, names, done.matched).await?;
-        // Each row that the statement took has this token.
-        let taken = |req: &Acquire| {
-            let record = found.take(&req.name)?.record.ok()?;
-            let ours = record.owner == Some(req.owner)
-                && record.token == token.0
-                && record.holds.end_of(req.hold).is_some();
-            (ours && done.matched > 0).then_some(token)
-        };
-        Ok(batch.iter().map(taken).collect())
-    }
-
-    /// Releases the lock if one statement can.
-    pub(crate) async fn free(&self, req: &Release) -> Result<Freed> {
-        let Holds::One(hold) = req.holds else {
-            return Ok(Freed::Undecided);
-        };
-        let mut checkout = self.work(self.connections.default_call().give_up).await?;
-        let freed = self.sql.free(&req.name, &req.owner, hold);
-        let done = run(&mut checkout, freed).await?;
-        if done.matched == 0 {
-            return Ok(Freed::Undecided);
-        }
-        checkout.observe_time(Duration::from_micros(done.number));
-        Ok(Freed::Free)
-    }
-
-    /// The same for several locks, with one statement.
-    pub(crate) async fn free_all(&self, batch: &[Release]) -> Result<Vec<Result<Freed>>> {
-        let mut checkout = self.work(self.connections.default_call().give_up).await?;
-        let done = run(&mut checkout, self.sql.free_all(batch)).await?;
-        if done.matched == 0 {
-            return Ok(batch.iter().map(|_| Ok(Freed::Undecided)).collect());
-        }
-        checkout.observe_time(Duration::from_micros(done.number));
-        if done.matched == batch.len() {
-            return Ok(batch.iter().map(|_| Ok(Freed::Free)).collect());
-        }
-        let names = batch.iter().map(|req| &req.name).collect();
-        let mut found = self.rows_after(&mut checkout, names, done.matched).await?;
-        let freed = |req: &Release| freed(req, found.take(&req.name), done.number);
-        Ok(batch.iter().map(freed).collect())
     }
 
     /// Renews sole holds, and answers those that are not there. `which`: the entries, of one lease. A row
@@ -232,7 +154,7 @@ impl LockTable {
         lease: Duration,
         give_up: Instant,
     ) -> Result<Vec<Option<Renewed>>> {
-        let mut checkout = self.connections.lend(renewal(give_up)).await?;
+        let mut checkout = self.lend(Class::Renewal, give_up).await?;
         let whole = Some(Renewed::Until { valid_for: lease });
         let mut was_refused = false;
         loop {
@@ -280,7 +202,7 @@ impl LockTable {
         answers: &mut [Option<Result<Renewed>>],
     ) -> Result<()> {
         let names: Vec<&LockName> = part.iter().map(|at| &all[*at].name).collect();
-        let mut checkout = self.connections.lend(renewal(give_up)).await?;
+        let mut checkout = self.lend(Class::Renewal, give_up).await?;
         let free = rows(&mut checkout, self.sql.unlocked(&names)).await?;
         let free: HashSet<_> = free.iter().filter_map(Row::name).collect();
         let is_out = |at: &mut usize| !free.contains(all[*at].name.as_str().as_bytes());
@@ -322,7 +244,7 @@ impl LockTable {
 
     /// Reads the rows after a statement for several names, of which it changed `some`. If they cannot be
     /// read, the effect on each is unknown.
-    async fn rows_after(
+    pub(crate) async fn rows_after(
         &self,
         checkout: &mut Checkout<'_>,
         names: Vec<&LockName>,
@@ -356,29 +278,6 @@ impl LockTable {
             _ => Written::Changed,
         })
     }
-
-    /// Deletes names unused for a day, in some pages after a name, and returns where these end. Each
-    /// statement deletes one row, so a sweep never locks the row of a held lock.
-    pub(crate) async fn sweep(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
-        let mut after = after.to_vec();
-        for _ in 0..SWEPT_PAGES {
-            let mut checkout = self.work(self.connections.default_call().give_up).await?;
-            let page = rows(&mut checkout, self.sql.unused(&after, SWEPT)).await?;
-            let unused = page.iter().filter(|row| Row::is_unused(row));
-            for name in unused.filter_map(Row::name) {
-                // A row that cannot be deleted does not stop the walk.
-                if let Err(error) = run(&mut checkout, self.sql.forget(&name)).await {
-                    tracing::debug!(%error, "mysql: an unused row could not be deleted");
-                    break;
-                }
-            }
-            match page.last().and_then(Row::name) {
-                Some(last) if page.len() == SWEPT => after = last,
-                _ => return Ok(None),
-            }
-        }
-        Ok(Some(after))
-    }
 }
 
 /// The rows of some names.
@@ -399,53 +298,10 @@ impl Found {
     }
 }
 
-fn renewal(give_up: Instant) -> Call {
-    Call {
-        class: Class::Renewal,
-        give_up,
-    }
-}
-
-/// What became of a release of a batch that freed some, by its row. `at`: when the statement began.
-///
-/// No later write puts an earlier time into the row, so the time of its last acquire or release decides:
-///
-/// - Earlier than `at`: the row was held, or was free, before the statement, which changed nothing for this request.
-/// - Exactly `at`, and free: the statement released it.
-/// - Otherwise both orders are possible.
-pub(crate) fn freed(req: &Release, found: Option<Row>, at: u64) -> Result<Freed> {
-    let Some(Row {
-        record: Ok(record),
-        changed,
-        ..
-    }) = found
-    else {
-        return Ok(Freed::Undecided);
-    };
-    if let Holds::One(hold) = req.holds
-        && record.owner == Some(req.owner)
-        && record.holds.end_of(hold).is_some()
-    {
-        return Ok(Freed::Undecided);
-    }
-    let since = match record.owner {
-        Some(_) => record.began,
-        None => changed,
-    };
-    match since.cmp(&at) {
-        std::cmp::Ordering::Less => Ok(Freed::Undecided),
-        std::cmp::Ordering::Equal if record.owner.is_none() => Ok(Freed::Free),
-        _ => Err(error::overtaken()),
-    }
-}
-
 pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Rows per page of a sweep, and pages per sweep.
-pub(crate) const SWEPT: usize = 256;
-pub(crate) const SWEPT_PAGES: usize = 16;
 /// A statement that waits for a locked row ends after a second; this leaves time to renew the others then.
 const A_LOCK_SHOWS: Duration = Duration::from_millis(1_500);
 

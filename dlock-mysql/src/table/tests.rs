@@ -1,10 +1,10 @@
 //! Tests of the store's steps on a real server.
 
-use super::{LockTable, SWEPT, SWEPT_PAGES, freed};
+use super::LockTable;
 use crate::{
     commands::Row,
-    requests::{Frees, Takes},
-    store::MysqlStore,
+    requests::{Frees, Takes, freed},
+    store::{MysqlStore, SWEPT, SWEPT_PAGES},
 };
 use dlock_conformance::testbed::{
     MariadbServer, Proxy,
@@ -12,7 +12,7 @@ use dlock_conformance::testbed::{
     proxy::{Fault, Trigger},
 };
 use dlock_core::{
-    Broken, Effect, FencingToken, Fingerprint, HoldId, Lease, LockName, Owner, RetryClass,
+    Broken, Effect, FencingToken, Fingerprint, HoldId, Holds, Lease, LockName, Owner, RetryClass,
     driver::{
         Acquire, Acquired, DistributedLock, Release, Released, Renew, Renewed, Result,
         kit::{
@@ -149,7 +149,12 @@ async fn take(table: &Arc<LockTable>, batch: &[Acquire]) -> Result<Vec<Taken>> {
 }
 
 async fn free(table: &Arc<LockTable>, batch: &[Release]) -> Result<Vec<FreeAnswer>> {
-    Frees(Arc::clone(table)).send(batch).await
+    let sole = |req: &Release| match req.holds {
+        Holds::One(hold) => (req.clone(), hold),
+        Holds::All => panic!("{req:?}"),
+    };
+    let batch: Vec<_> = batch.iter().map(sole).collect();
+    Frees(Arc::clone(table)).send(&batch).await
 }
 
 fn release(ask: &Acquire) -> Release {
@@ -316,7 +321,8 @@ async fn each_release_of_a_batch_is_told_by_its_own_row() {
 #[test]
 fn a_release_is_told_what_is_certain_and_no_more() {
     let name = LockName::new("a").unwrap();
-    let ask = Release::new(name, Owner::from_seed("us"), HoldId::from_bits(1));
+    let hold = HoldId::from_bits(1);
+    let ask = (Release::new(name, Owner::from_seed("us"), hold), hold);
     let row = |owner: Option<&str>, hold, began, changed| {
         let record = Record {
             owner: owner.map(Owner::from_seed),

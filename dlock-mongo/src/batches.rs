@@ -19,7 +19,7 @@ use dlock_core::{
     },
 };
 use mongodb::bson::{Bson, Document};
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 /// Acquires; the answer is the token, or `None` where one command cannot take the lock.
 pub(crate) struct Takes(pub(crate) Server);
@@ -28,7 +28,7 @@ pub(crate) struct Takes(pub(crate) Server);
 pub(crate) struct Frees(pub(crate) Server);
 
 /// A connection, and what it leads to.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Server {
     pub(crate) connection: Connection,
     pub(crate) kind: Kind,
@@ -70,7 +70,7 @@ impl Batch for Takes {
         let give_up = asked.iter().map(|req| req.give_up).min();
         let give_up = give_up.ok_or_else(error::unsent)?;
         let last = connection.not_after(give_up).await?;
-        let mark = random()?;
+        let mark = system_random()?.cast_signed();
         let take = commands::take_all(connection.collection(), asked, last, mark);
         let names = asked.iter().map(|req| &req.name);
         let found = self.0.told(&permits, take, names, None).await?.found;
@@ -107,7 +107,7 @@ impl Batch for Frees {
 
     async fn send(&self, asked: &[Sole]) -> Result<Vec<Option<Result<Freed>>>> {
         let connection = &self.0.connection;
-        let mark = random()?;
+        let mark = system_random()?.cast_signed();
         let permits = connection.reserve(Class::Work).await?;
         let free = commands::free_all(connection.collection(), asked, mark);
         let names = asked.iter().map(|sole| &sole.name);
@@ -156,7 +156,7 @@ impl Server {
     /// Sends a command for several names.
     async fn told<'a>(
         &self,
-        permits: &Arc<RequestPermits>,
+        permits: &RequestPermits,
         command: Document,
         names: impl Iterator<Item = &'a LockName> + Send,
         all: Option<usize>,
@@ -189,10 +189,6 @@ struct Told {
     found: Found,
 }
 
-fn random() -> Result<i64> {
-    Ok(i64::from_le_bytes(system_random()?.to_le_bytes()))
-}
-
 /// While few requests of a kind are in flight, a single command is faster than waiting for a batch. A batch is
 /// limited, so that the server lets others run in between. It is a command and a read, a second each, and
 /// may wait for a permit and for the server's time.
@@ -205,9 +201,7 @@ pub(crate) fn policy(kind: Kind) -> BatchPolicy {
         most: 128,
         least: Duration::ZERO,
         waiting: 4_096,
-        untaken: Duration::from_millis(500),
         unanswered: Duration::from_secs(20),
-        pause: Duration::from_secs(2),
     }
 }
 

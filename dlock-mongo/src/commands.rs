@@ -79,7 +79,7 @@ pub(crate) fn take_all(collection: &str, batch: &[Acquire], last: DateTime, mark
         taking(place("$$owners"), place("$$holds")),
         doc! { "$set": { "mark": mark } },
     ];
-    let mut command = several(collection, query, taken.into(), "dlock take", AT_MOST);
+    let mut command = several(collection, query, taken.into(), "dlock take");
     command.insert(
         "let",
         doc! {
@@ -102,13 +102,8 @@ pub(crate) fn free(collection: &str, sole: &Sole) -> Document {
         "holds": { "$size": 1 }, "holds.0.id": sole.hold.to_string(),
         "$expr": { "$and": [{ "$gt": ["$until", "$$NOW"] }, { "$lte": ["$keep", "$$NOW"] }] },
     };
-    one(
-        collection,
-        inside,
-        freed().into(),
-        doc! { "_id": 1 },
-        "dlock release",
-    )
+    let shown = doc! { "_id": 1 };
+    one(collection, inside, freed().into(), shown, "dlock release")
 }
 
 /// Several [`free`]s in one command, each judged by itself. It answers how many locks it freed; their
@@ -119,7 +114,7 @@ pub(crate) fn free_all(collection: &str, batch: &[Sole], mark: i64) -> Document 
     if let Ok(set) = freed.get_document_mut("$set") {
         set.insert("mark", mark);
     }
-    several(collection, query, freed.into(), "dlock release", AT_MOST)
+    several(collection, query, freed.into(), "dlock release")
 }
 
 /// Moves the ends of sole holds forward, never back: it answers how many it found. Each document is judged by
@@ -138,13 +133,9 @@ pub(crate) fn extend(
         "until": end,
         "version": { "$add": ["$version", 1_i64] },
     } };
-    several(
-        collection,
-        query,
-        vec![longer].into(),
-        "dlock renew",
-        at_most,
-    )
+    let mut command = several(collection, query, vec![longer].into(), "dlock renew");
+    command.insert("maxTimeMS", at_most);
+    command
 }
 
 /// Creates a free document, which [`swap`] then replaces. The write is not confirmed by a majority: the one
@@ -201,7 +192,7 @@ pub(crate) fn swap(collection: &str, write: &Write, class: Class, before: &Befor
         Class::Renewal => "dlock renew",
         Class::Work => "dlock swap",
     };
-    several(collection, query, update.into(), comment, AT_MOST)
+    several(collection, query, update.into(), comment)
 }
 
 /// What [`swap`] replaces.
@@ -397,19 +388,13 @@ fn one(
 }
 
 /// One `update`, of as many documents as the query finds.
-fn several(
-    collection: &str,
-    query: Document,
-    update: Bson,
-    comment: &str,
-    at_most: i64,
-) -> Document {
+fn several(collection: &str, query: Document, update: Bson, comment: &str) -> Document {
     doc! {
         "update": collection,
         "updates": [{ "q": query, "u": update, "multi": true, "collation": simple() }],
         "comment": comment,
         "writeConcern": concern(),
-        "maxTimeMS": at_most,
+        "maxTimeMS": AT_MOST,
     }
 }
 

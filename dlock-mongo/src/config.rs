@@ -143,37 +143,6 @@ db.createUser({ user: "locker", pwd: passwordPrompt(), roles: ["dlock"] })
         };
         format!("{hosts}/{} {}", self.database, self.collection)
     }
-
-    fn of(mut server: ConnectionString) -> Result<Self> {
-        refuse_weaker(&server)?;
-        if let Some(few @ ..FEWEST) = server.max_pool_size {
-            return Err(DriverError::misuse(format!(
-                "the MongoDB URL says maxPoolSize={few}, and dlock needs {FEWEST}: a change stream holds one, and renewals must not wait for acquires"
-            )));
-        }
-        let database = server
-            .default_database
-            .clone()
-            .unwrap_or_else(|| "dlock".into());
-        // Each command carries its own concerns, whatever the native client would add.
-        server.write_concern = None;
-        server.read_concern = None;
-        let config = Self {
-            server,
-            database: String::new(),
-            collection: "locks".into(),
-            connect_within: Duration::from_secs(5),
-        };
-        config.with_database(database)
-    }
-
-    fn set(self, key: &str, value: &str) -> Result<Self> {
-        match key {
-            "dlock.database" => self.with_database(value),
-            "dlock.collection" => self.with_collection(value),
-            _ => Err(unknown_setting("MongoDB", key, &KNOWN)),
-        }
-    }
 }
 
 /// The fewest connections a pool may have.
@@ -235,10 +204,30 @@ impl FromStr for MongoConfig {
             ));
         }
         let (url, settings) = split_settings(url);
-        let server = ConnectionString::parse(&url).map_err(|cause| unread(&url, &cause))?;
-        let mut config = Self::of(server)?;
+        let mut server = ConnectionString::parse(&url).map_err(|cause| unread(&url, &cause))?;
+        refuse_weaker(&server)?;
+        if let Some(few @ ..FEWEST) = server.max_pool_size {
+            return Err(DriverError::misuse(format!(
+                "the MongoDB URL says maxPoolSize={few}, and dlock needs {FEWEST}: a change stream holds one, and renewals must not wait for acquires"
+            )));
+        }
+        // Each command carries its own concerns, whatever the native client would add.
+        server.write_concern = None;
+        server.read_concern = None;
+        let database = server.default_database.clone();
+        let config = Self {
+            server,
+            database: String::new(),
+            collection: "locks".into(),
+            connect_within: Duration::from_secs(5),
+        };
+        let mut config = config.with_database(database.unwrap_or_else(|| "dlock".into()))?;
         for (key, value) in settings {
-            config = config.set(&key, &value)?;
+            config = match &*key {
+                "dlock.database" => config.with_database(value)?,
+                "dlock.collection" => config.with_collection(value)?,
+                _ => return Err(unknown_setting("MongoDB", &key, &KNOWN)),
+            };
         }
         Ok(config)
     }
@@ -247,7 +236,7 @@ impl FromStr for MongoConfig {
 /// The native client quotes what it could not read. That may be the password, so the quote is not shown.
 fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
     let said = cause.to_string();
-    let reason = [
+    let words = [
         "srv",
         "scheme",
         "port",
@@ -256,21 +245,17 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
         "option",
         "authMechanism",
         "socketTimeoutMS",
-    ]
-    .into_iter()
-    .find(|word| said.contains(word));
-    let advice = match (
-        url.starts_with("mongodb+srv:") && !cfg!(feature = "srv"),
-        reason,
-    ) {
-        (true, _) => "mongodb+srv:// needs the feature \"srv\" of dlock-mongo".to_owned(),
-        (false, Some("percent")) => "user and password must be percent-encoded".to_owned(),
-        (false, Some("option")) => format!(
-            "look at its options; those of dlock are {}",
-            KNOWN.join(", ")
-        ),
-        (false, Some(word)) => format!("look at its {word}"),
-        (false, None) => "see the native client's documentation of connection strings".to_owned(),
+    ];
+    let lacks_srv = url.starts_with("mongodb+srv:") && !cfg!(feature = "srv");
+    let advice = match words.into_iter().find(|word| said.contains(word)) {
+        _ if lacks_srv => "mongodb+srv:// needs the feature \"srv\" of dlock-mongo".to_owned(),
+        Some("percent") => "user and password must be percent-encoded".to_owned(),
+        Some("option") => {
+            let known = KNOWN.join(", ");
+            format!("look at its options; those of dlock are {known}")
+        }
+        Some(word) => format!("look at its {word}"),
+        None => "see the native client's documentation of connection strings".to_owned(),
     };
     DriverError::misuse(format!("the MongoDB URL cannot be read: {advice}"))
 }

@@ -32,7 +32,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -41,9 +41,8 @@ use tokio::runtime::Handle;
 /// The connection of one driver to its servers.
 #[derive(Clone)]
 pub(crate) struct Connection {
-    client: Client,
     database: Database,
-    collection: Arc<str>,
+    collection: Collection<Document>,
     /// The runtime of the client. A caller may run in another runtime, which may end before the command does.
     runtime: Handle,
     shared: Arc<Shared>,
@@ -58,10 +57,9 @@ struct Shared {
     seen: Mutex<Option<Instant>>,
     /// The primary, as the native client's monitors see it.
     primary: Mutex<Option<ServerAddress>>,
-    pools: Arc<PermitPools>,
+    pools: PermitPools,
     /// How many times a member was lost.
     breaks: AtomicUsize,
-    closed: AtomicBool,
 }
 
 impl Connection {
@@ -73,15 +71,10 @@ impl Connection {
             .await
             .map_err(|cause| error::failed(&cause))?;
         let within = config.connect_within.max(Duration::from_millis(1));
-        let shorter =
-            |given: Option<Duration>| Some(given.map_or(within, |given| given.min(within)));
-        options.connect_timeout = shorter(options.connect_timeout);
-        options.server_selection_timeout = shorter(options.server_selection_timeout);
-        options.heartbeat_freq = Some(
-            options
-                .heartbeat_freq
-                .map_or(HEARTBEAT, |given| given.min(HEARTBEAT)),
-        );
+        let shorter = |given: Option<Duration>, most| Some(given.unwrap_or(most).min(most));
+        options.connect_timeout = shorter(options.connect_timeout, within);
+        options.server_selection_timeout = shorter(options.server_selection_timeout, within);
+        options.heartbeat_freq = shorter(options.heartbeat_freq, HEARTBEAT);
         options.max_pool_size = Some(pool);
         options.app_name = options.app_name.or_else(|| Some("dlock".to_owned()));
         options.retry_writes = Some(false);
@@ -91,29 +84,30 @@ impl Connection {
             if let (Some(shared), SdamEvent::ServerDescriptionChanged(change)) =
                 (watcher.upgrade(), event)
             {
-                let server = &change.new_description;
-                if server.server_type() == ServerType::Unknown {
-                    shared.breaks.fetch_add(1, Ordering::Relaxed);
+                match change.new_description.server_type() {
+                    ServerType::Unknown => {
+                        shared.breaks.fetch_add(1, Ordering::Relaxed);
+                    }
+                    ServerType::RsPrimary => shared.note_primary(change.new_description.address()),
+                    _ => {}
                 }
-                let primary = server.server_type() == ServerType::RsPrimary;
-                shared.described(server.address(), primary);
             }
         }));
         let client = Client::with_options(options).map_err(|cause| error::failed(&cause))?;
-        Ok(Self::over(client, config, shared, true))
+        Ok(Self::over(&client, config, shared, true))
     }
 
     /// Uses the application's client, with its settings.
-    pub(crate) fn of(client: Client, config: &MongoConfig) -> Self {
+    pub(crate) fn of(client: &Client, config: &MongoConfig) -> Self {
         let pool = config.server.max_pool_size.unwrap_or(NATIVE_POOL);
         Self::over(client, config, Arc::new(Shared::new(pool)), false)
     }
 
-    fn over(client: Client, config: &MongoConfig, shared: Arc<Shared>, own: bool) -> Self {
+    fn over(client: &Client, config: &MongoConfig, shared: Arc<Shared>, own: bool) -> Self {
+        let database = client.database(&config.database);
         Self {
-            database: client.database(&config.database),
-            client,
-            collection: config.collection.as_str().into(),
+            collection: database.collection(&config.collection),
+            database,
             runtime: Handle::current(),
             shared,
             own,
@@ -121,11 +115,11 @@ impl Connection {
     }
 
     pub(crate) fn collection(&self) -> &str {
-        &self.collection
+        self.collection.name()
     }
 
     pub(crate) fn stream_of(&self) -> Collection<Document> {
-        self.database.collection(&self.collection)
+        self.collection.clone()
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -140,22 +134,19 @@ impl Connection {
 
     /// Waits for the permits that a request needs. A caller that is cancelled while it waits has sent
     /// nothing.
-    pub(crate) async fn reserve(&self, class: Class) -> Result<Arc<RequestPermits>> {
-        if self.is_closed() {
-            return Err(error::closed());
-        }
-        Ok(Arc::new(self.shared.pools.one(class).await?))
+    pub(crate) async fn reserve(&self, class: Class) -> Result<RequestPermits> {
+        self.shared.pools.one(class).await
     }
 
     /// The same, to renew by itself an entry whose batch was held up.
-    pub(crate) async fn reserve_alone(&self) -> Result<Arc<RequestPermits>> {
-        Ok(Arc::new(self.shared.pools.alone().await?))
+    pub(crate) async fn reserve_alone(&self) -> Result<RequestPermits> {
+        self.shared.pools.alone().await
     }
 
     /// Runs a command with these permits, as [`run`](Self::run) does.
     pub(crate) async fn send(
         &self,
-        permits: &Arc<RequestPermits>,
+        permits: &RequestPermits,
         command: Document,
     ) -> Result<Document> {
         let answer = self.ask(permits, command).await?;
@@ -163,12 +154,8 @@ impl Connection {
     }
 
     /// Runs a command with these permits, and leaves it to the caller what the answer means.
-    pub(crate) async fn ask(
-        &self,
-        permits: &Arc<RequestPermits>,
-        command: Document,
-    ) -> Result<Answer> {
-        if self.is_closed() {
+    pub(crate) async fn ask(&self, permits: &RequestPermits, command: Document) -> Result<Answer> {
+        if self.shared.pools.is_closed() {
             return Err(error::closed());
         }
         let (permits, database) = (Arc::clone(permits), self.database.clone());
@@ -179,10 +166,6 @@ impl Connection {
         };
         let answer = self.runtime.spawn(asked).await;
         answer.map_err(|_| error::abandoned())
-    }
-
-    fn is_closed(&self) -> bool {
-        self.shared.closed.load(Ordering::Relaxed)
     }
 
     /// The server's time at `give_up`. A request carries it, so that it takes nothing when it runs later.
@@ -222,15 +205,13 @@ impl Connection {
         *seen = Some(now);
     }
 
-    /// The server's time.
-    pub(crate) async fn time(&self) -> Result<StoreTime> {
-        told_time(&self.hello().await?)
-    }
-
-    pub(crate) async fn hello(&self) -> Result<Document> {
+    /// What the server says of itself, and its time.
+    pub(crate) async fn hello(&self) -> Result<(Document, StoreTime)> {
         let hello = self.run(Class::Renewal, commands::hello()).await?;
-        self.observe(told_time(&hello)?);
-        Ok(hello)
+        let time = micros(hello.get("localTime")).map(StoreTime::wall);
+        let time = time.ok_or_else(error::garbled)?;
+        self.observe(time);
+        Ok((hello, time))
     }
 
     /// How many times a member was lost so far, as the native client's monitors saw it. For the application's
@@ -246,7 +227,7 @@ impl Connection {
 
     /// Asks for the kind of the deployment, and refuses one that could not keep locks.
     pub(crate) async fn greet(&self) -> Result<Kind> {
-        let kind = Kind::of(&self.hello().await?)?;
+        let kind = Kind::of(&self.hello().await?.0)?;
         self.refuse_unfit().await?;
         if kind == Kind::Routed {
             self.refuse_sharded_elsewhere().await?;
@@ -257,42 +238,36 @@ impl Connection {
     /// Refuses a collection whose settings would void a lock or lose its counter. Settings that the user may
     /// not read are not checked.
     async fn refuse_unfit(&self) -> Result<()> {
-        let unfit = |why: &str| {
-            Err(DriverError::misuse(format!(
-                "the collection {:?} {why}: drop it, or name another in dlock.collection",
-                self.collection
-            )))
-        };
-        let found = self.all(commands::collection_of(&self.collection)).await?;
+        let found = self.all(commands::collection_of(self.collection())).await?;
         let Some(made) = found.first() else {
             return Ok(());
         };
-        if made.get_str("type").is_ok_and(|kind| kind != "collection") {
-            return unfit("is a view or a time series, which holds no documents of its own");
-        }
         let options = made.get_document("options").cloned().unwrap_or_default();
-        if options.get_bool("capped").unwrap_or_default() {
-            return unfit("is capped: it would drop the oldest locks, and their counters");
-        }
-        if options.contains_key("collation") {
-            return unfit("has a collation of its own: names that differ would be one lock");
-        }
-        if options.contains_key("expireAfterSeconds") {
-            return unfit("expires its documents: that would end locks and lose their counters");
-        }
-        let indexes = self.all(commands::indexes_of(&self.collection)).await?;
-        if indexes
-            .iter()
-            .any(|index| index.contains_key("expireAfterSeconds"))
-        {
-            return unfit("has a TTL index: it would delete locks and their counters");
-        }
-        Ok(())
+        let why = if made.get_str("type").is_ok_and(|kind| kind != "collection") {
+            "is a view or a time series, which holds no documents of its own"
+        } else if options.get_bool("capped").unwrap_or_default() {
+            "is capped: it would drop the oldest locks, and their counters"
+        } else if options.contains_key("collation") {
+            "has a collation of its own: names that differ would be one lock"
+        } else if options.contains_key("expireAfterSeconds") {
+            "expires its documents: that would end locks and lose their counters"
+        } else {
+            let indexes = self.all(commands::indexes_of(self.collection())).await?;
+            let mut indexes = indexes.iter();
+            if !indexes.any(|index| index.contains_key("expireAfterSeconds")) {
+                return Ok(());
+            }
+            "has a TTL index: it would delete locks and their counters"
+        };
+        Err(DriverError::misuse(format!(
+            "the collection {:?} {why}: drop it, or name another in dlock.collection",
+            self.collection()
+        )))
     }
 
     async fn refuse_sharded_elsewhere(&self) -> Result<()> {
-        let name = format!("{}.{}", self.database.name(), self.collection);
-        let database = self.client.database("config");
+        let name = self.collection.namespace().to_string();
+        let database = self.database.client().database("config");
         let found = self.runtime.spawn(async move {
             let sharded: Collection<Document> = database.collection("collections");
             sharded.find_one(mongodb::bson::doc! { "_id": name }).await
@@ -316,7 +291,7 @@ impl Connection {
         match by {
             Some(field) if field != "_id" => Err(DriverError::misuse(format!(
                 "the collection {:?} is sharded by {field}, which cannot keep a name unique: shard it by _id or not at all",
-                self.collection
+                self.collection()
             ))),
             _ => Ok(()),
         }
@@ -337,38 +312,32 @@ impl Connection {
 
     /// Refuses new requests. Requests in flight run to completion.
     pub(crate) fn close(&self) {
-        if !self.shared.closed.swap(true, Ordering::Relaxed) && self.own {
-            let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
-            self.runtime.spawn(async move {
-                // A stalled server does not answer what was sent to it. Its connections then close with the
-                // last handle of the client.
-                for _ in 0..CLOSE_POLLS {
-                    if shared.pools.unanswered() == 0 {
-                        client.shutdown().immediate(true).await;
-                        return;
-                    }
-                    tokio::time::sleep(CLOSE_POLL).await;
-                }
-            });
+        let was_closed = self.shared.pools.is_closed();
+        self.shared.pools.close();
+        if was_closed || !self.own {
+            return;
         }
+        let client = self.database.client().clone();
+        let shared = Arc::clone(&self.shared);
+        self.runtime.spawn(async move {
+            // A stalled server does not answer what was sent to it. Its connections then close with the last handle of
+            // the client.
+            for _ in 0..CLOSE_POLLS {
+                if shared.pools.unanswered() == 0 {
+                    client.shutdown().immediate(true).await;
+                    return;
+                }
+                tokio::time::sleep(CLOSE_POLL).await;
+            }
+        });
     }
-}
-
-/// The server's time in its greeting.
-fn told_time(hello: &Document) -> Result<StoreTime> {
-    let time = micros(hello.get("localTime")).map(StoreTime::wall);
-    time.ok_or_else(error::garbled)
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unanswered = self.shared.pools.unanswered();
-        write!(
-            f,
-            "Connection({}.{}, {unanswered} unanswered)",
-            self.database.name(),
-            self.collection
-        )
+        let collection = self.collection.namespace();
+        write!(f, "Connection({collection}, {unanswered} unanswered)")
     }
 }
 
@@ -381,17 +350,13 @@ impl Shared {
             primary: Mutex::new(None),
             pools: PermitPools::new(pool),
             breaks: AtomicUsize::new(0),
-            closed: AtomicBool::new(false),
         }
     }
 
-    /// Another member has another clock.
-    fn described(&self, server: &ServerAddress, is_primary: bool) {
+    /// Notes the primary. Another member has another clock.
+    fn note_primary(&self, server: &ServerAddress) {
         let mut primary = self.primary.lock();
-        if is_primary
-            && primary.as_ref() != Some(server)
-            && primary.replace(server.clone()).is_some()
-        {
+        if primary.as_ref() != Some(server) && primary.replace(server.clone()).is_some() {
             self.server.forget();
         }
     }

@@ -47,12 +47,14 @@ impl Seen {
         })
     }
 
-    /// The record of a lock that is held or unavailable.
-    pub(crate) fn unavailable(&self) -> Option<&Record> {
-        match &self.stored {
-            Stored::Record(record) if record.is_unavailable(self.time) => Some(record),
-            _ => None,
-        }
+    /// The bytes of the name, and what is stored.
+    pub(crate) fn row(self) -> (Vec<u8>, Stored) {
+        (self.name.into_bytes(), self.stored)
+    }
+
+    /// Whether the lock is held or unavailable. A document that cannot be read may be free.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        matches!(&self.stored, Stored::Record(record) if record.is_unavailable(self.time))
     }
 }
 

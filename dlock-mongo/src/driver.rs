@@ -58,12 +58,7 @@ impl MongoDriver {
     /// ```
     pub async fn open(config: MongoConfig) -> Result<Self> {
         check_runtime()?;
-        let connection = Connection::open(&config).await?;
-        let greeted = Self::greeted(connection.clone(), &config).await;
-        if greeted.is_err() {
-            connection.close();
-        }
-        greeted
+        Self::greeted(Connection::open(&config).await?, &config).await
     }
 
     /// Uses the application's own client with its servers, log-in, pool and time-outs. The read and write
@@ -87,11 +82,12 @@ impl MongoDriver {
     /// ```
     pub async fn from_client(client: mongodb::Client, config: MongoConfig) -> Result<Self> {
         check_runtime()?;
-        Self::greeted(Connection::of(client, &config), &config).await
+        Self::greeted(Connection::of(&client, &config), &config).await
     }
 
     async fn greeted(connection: Connection, config: &MongoConfig) -> Result<Self> {
-        let store = MongoStore::greeted(connection, config).await?;
+        let store = MongoStore::greeted(connection.clone(), config).await;
+        let store = store.inspect_err(|_| connection.close())?;
         Ok(Self(RecordDriver::new(store)))
     }
 }

@@ -7,49 +7,21 @@ use dlock_core::{
 };
 use mongodb::{
     bson::Document,
-    error::{Error as NativeError, ErrorKind as Native, WriteFailure},
+    error::{Error as NativeError, ErrorKind as Native},
 };
-use std::{error::Error as StdError, fmt};
-
-/// What the server or the native client said, without secrets. The native error carries the whole reply,
-/// which may contain a record with its owner.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
-    /// The server's code, or 0.
-    code: i32,
-    text: String,
-}
-
-impl Said {
-    fn new(code: i32, text: &str) -> Self {
-        Self {
-            code,
-            text: without_owners(text),
-        }
-    }
-}
-
-impl fmt::Display for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.code {
-            0 => f.write_str(&self.text),
-            code => write!(f, "code {code}: {}", self.text),
-        }
-    }
-}
-
-impl StdError for Said {}
 
 type Class = ErrorClass<i32, ()>;
 
 /// The effect is that of a whole command that failed (`ok: 0`). A code that can end a command half-way leaves
 /// the effect unknown. The same code as a write concern error came after the write: see [`doubted`].
 #[rustfmt::skip]
-const TABLE: [Class; 40] = {
+const TABLE: [Class; 41] = {
     use Effect::{None, Unknown};
     use ErrorKind::{Misuse, ShuttingDown, Unavailable, Unsupported};
     use RetryClass::{Later, Never, Now};
     [
+        // Any error that is not listed.
+        Class::new(0, Unavailable, Later, Unknown, (), "the server answered with an error"),
         Class::new(6, Unavailable, Later, Unknown, (), "a router could not reach its shard"),
         Class::new(7, Unavailable, Later, Unknown, (), "a router could not resolve its shard's name"),
         Class::new(11, Unavailable, Never, None, (), "the server does not know the user: see authSource"),
@@ -102,43 +74,25 @@ const CLEARED: i32 = -4;
 const SETTINGS: i32 = -5;
 const CLOSED: i32 = -6;
 
-/// An error that is not in the table.
-const OTHER: Class = Class::new(
-    0,
-    ErrorKind::Unavailable,
-    RetryClass::Later,
-    Effect::Unknown,
-    (),
-    "the server answered with an error",
-);
-
 /// The error of a failed command.
 pub(crate) fn failed(cause: &NativeError) -> DriverError {
     let (class, said) = classify(cause);
-    let effect = if cause.contains_label(NO_WRITES) {
-        Effect::None
-    } else {
-        class.effect
-    };
+    let mut error = class.error(class.advice).with_source(said);
+    if cause.contains_label(NO_WRITES) {
+        error = error.with_effect(Effect::None);
+    }
     // A label is the server's own word that a retry may work soon, also for a code that is not in the table.
     let again = cause.contains_label(RETRYABLE_WRITE) || cause.contains_label(TRANSIENT);
-    let retry = if again && class.retry == RetryClass::Never {
-        RetryClass::Later
-    } else {
-        class.retry
-    };
-    class
-        .failure(said)
-        .error
-        .with_retry(retry)
-        .with_effect(effect)
+    if again && class.retry == RetryClass::Never {
+        error = error.with_retry(RetryClass::Later);
+    }
+    error
 }
 
 /// The error of a failed command for several documents, which may have ended half-way.
 fn half_done(cause: &NativeError) -> DriverError {
     let error = failed(cause);
-    let answered = matches!(&*cause.kind, Native::Command(_) | Native::Write(_));
-    if answered && !cause.contains_label(NO_WRITES) {
+    if code(cause).is_some() && !cause.contains_label(NO_WRITES) {
         return error.with_effect(Effect::Unknown);
     }
     error
@@ -162,7 +116,7 @@ fn doubted(reply: &Document) -> Result<(), DriverError> {
         && let Some(error) = errors.first().and_then(|error| error.as_document())
     {
         let (class, said) = of_reply(error);
-        return Err(class.failure(said).error);
+        return Err(class.error(class.advice).with_source(said));
     }
     let Ok(error) = reply.get_document("writeConcernError") else {
         return Ok(());
@@ -280,51 +234,54 @@ pub(crate) fn closed() -> DriverError {
     DriverError::new(ErrorKind::ShuttingDown, "the driver was closed")
 }
 
-fn by_code(code: i32) -> Option<&'static Class> {
-    TABLE.iter().find(|class| class.code == code)
+fn by_code(code: i32) -> &'static Class {
+    let known = TABLE.iter().find(|class| class.code == code);
+    known.unwrap_or(&TABLE[0])
 }
 
-fn of_reply(error: &Document) -> (&'static Class, Said) {
+fn of_reply(error: &Document) -> (&'static Class, String) {
     let code = error.get_i32("code").unwrap_or_default();
     let text = error.get_str("errmsg").unwrap_or_default();
-    (by_code(code).unwrap_or(&OTHER), Said::new(code, text))
+    (by_code(code), said(code, text))
 }
 
+/// The server's code. No command of this driver gets any other error with a code: the native client looks for write
+/// errors only in the replies to commands that it made itself.
 fn code(cause: &NativeError) -> Option<i32> {
     match &*cause.kind {
         Native::Command(error) => Some(error.code),
-        Native::Write(WriteFailure::WriteError(error)) => Some(error.code),
-        Native::Write(WriteFailure::WriteConcernError(error)) => Some(error.code),
         _ => None,
     }
 }
 
-fn classify(cause: &NativeError) -> (&'static Class, Said) {
+fn classify(cause: &NativeError) -> (&'static Class, String) {
+    let text = || cause.kind.to_string();
     let (code, text) = match &*cause.kind {
         Native::Command(error) => (error.code, error.message.clone()),
-        Native::Write(WriteFailure::WriteError(error)) => (error.code, error.message.clone()),
-        Native::Write(WriteFailure::WriteConcernError(error)) => {
-            (error.code, error.message.clone())
-        }
         // The native client puts this label on failures while it connects, and not on those of a request in
         // flight.
-        Native::Io(_) if cause.contains_label(OVERLOADED) => (UNREACHED, cause.kind.to_string()),
-        Native::DnsResolve { .. } => (UNREACHED, cause.kind.to_string()),
-        Native::Io(_) => (NETWORK, cause.kind.to_string()),
+        Native::Io(_) if cause.contains_label(OVERLOADED) => (UNREACHED, text()),
+        Native::DnsResolve { .. } => (UNREACHED, text()),
+        Native::Io(_) => (NETWORK, text()),
         Native::ServerSelection { message, .. } => (NO_PRIMARY, of_each_server(message)),
         Native::ConnectionPoolCleared { message, .. } => (CLEARED, plain(message)),
-        Native::Authentication { .. } => (18, cause.kind.to_string()),
-        Native::InvalidArgument { .. } | Native::InvalidTlsConfig { .. } => {
-            (SETTINGS, cause.kind.to_string())
-        }
-        Native::IncompatibleServer { .. } | Native::SessionsNotSupported => {
-            (59, cause.kind.to_string())
-        }
-        Native::Shutdown => (CLOSED, cause.kind.to_string()),
+        Native::Authentication { .. } => (18, text()),
+        Native::InvalidArgument { .. } | Native::InvalidTlsConfig { .. } => (SETTINGS, text()),
+        Native::IncompatibleServer { .. } | Native::SessionsNotSupported => (59, text()),
+        Native::Shutdown => (CLOSED, text()),
         _ => (0, "the native client failed".to_owned()),
     };
-    let said = Said::new(code.max(0), &text);
-    (by_code(code).unwrap_or(&OTHER), said)
+    (by_code(code), said(code, &text))
+}
+
+/// What the server or the native client said, without secrets: the native error carries the whole reply, which may
+/// contain a record with its owner.
+fn said(code: i32, text: &str) -> String {
+    let text = without_owners(text);
+    match code {
+        ..=0 => text,
+        _ => format!("code {code}: {text}"),
+    }
 }
 
 /// What the native client's description of the whole topology says of each server: its address, and its last error
@@ -510,7 +467,7 @@ mod tests {
         let client = mongodb::Client::with_uri_str(url).await.unwrap();
         let admin = client.database("admin");
         let cause = admin.run_command(doc! { "ping": 1 }).await.unwrap_err();
-        let said = classify(&cause).1.to_string();
+        let said = classify(&cause).1;
         assert!(said.starts_with("127.0.0.1:1: "), "{said}");
         for word in ["Topology", "Type: ", "Kind: ", "labels: "] {
             assert!(!said.contains(word), "{said}");

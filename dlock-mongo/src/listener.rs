@@ -16,7 +16,7 @@
 use crate::{
     commands,
     connection::Connection,
-    document::found,
+    document::{Seen, found},
     error,
     races::Races,
     stream::{open, read},
@@ -51,6 +51,7 @@ pub(crate) struct Shared {
     waiting: Mutex<Waiting>,
 }
 
+#[derive(Default)]
 struct Waiting {
     names: HashMap<LockName, HashSet<Ticket>>,
     races: Races,
@@ -67,18 +68,10 @@ struct Waiting {
 impl Listener {
     /// With `on` false there are no wake-ups.
     pub(crate) fn new(connection: Connection, on: bool) -> Self {
-        let waiting = Waiting {
-            names: HashMap::new(),
-            races: Races::default(),
-            idle: None,
-            keeper: false,
-            deaf: false,
-            told: false,
-        };
         let shared = Shared {
             connection,
             wake_ups: WakeUps::new(),
-            waiting: Mutex::new(waiting),
+            waiting: Mutex::default(),
         };
         if !on {
             shared.wake_ups.close();
@@ -216,13 +209,13 @@ impl Shared {
 async fn read_missed(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
     for some in names.chunks(LISTED) {
         let find = commands::find(connection.collection(), some.iter(), "local");
-        // A document that cannot be read may be free.
+        // What cannot be read may be free.
         let reply = connection.run(Class::Work, find).await;
         let found = reply.map(|reply| found(&reply)).unwrap_or_default();
-        let held = |name: &LockName| found.get(name).and_then(|seen| seen.unavailable());
+        let is_held = |name: &LockName| found.get(name).is_some_and(Seen::is_unavailable);
         let Some(here) = shared.upgrade() else { return };
         let waiting = here.waiting.lock();
-        let free = some.iter().filter(|name| held(name).is_none());
+        let free = some.iter().filter(|name| !is_held(name));
         free.filter(|name| waiting.names.contains_key(*name))
             .for_each(|name| here.wake_ups.send(WakeUp::Free(name.clone())));
     }

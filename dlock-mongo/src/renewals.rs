@@ -22,9 +22,6 @@ use std::{collections::BTreeMap, time::Duration};
 /// The answer for each entry, in their order; `None`: the record driver decides it.
 type Answers = Vec<Option<Result<Renewed>>>;
 
-/// Entries of one command, and their places in the whole.
-type Part = (Vec<usize>, Vec<Sole>);
-
 impl Server {
     pub(crate) async fn extend_all(&self, all: &[Renew], give_up: Instant) -> Result<Answers> {
         let mut alike: BTreeMap<Duration, Vec<usize>> = BTreeMap::new();
@@ -34,10 +31,12 @@ impl Server {
             }
         }
         let mut parts = Vec::new();
-        for (lease, which) in alike {
+        for (lease, which) in &alike {
             for some in which.chunks(A_COMMAND) {
-                let entries = some.iter().map(|at| Sole::from(&all[*at])).collect();
-                parts.push(self.part((some.to_vec(), entries), lease, give_up));
+                parts.push(async move {
+                    let entries: Vec<_> = some.iter().map(|at| Sole::from(&all[*at])).collect();
+                    (some, self.some(&entries, *lease, give_up).await)
+                });
             }
         }
         let parts: Vec<_> = stream::iter(parts).buffered(IN_FLIGHT).collect().await;
@@ -45,29 +44,20 @@ impl Server {
         for (which, part) in parts {
             match part {
                 Ok(part) => {
-                    for (at, answer) in which.into_iter().zip(part) {
-                        answers[at] = answer;
+                    for (at, answer) in which.iter().zip(part) {
+                        answers[*at] = answer;
                     }
                 }
                 Err(error) if which.len() == all.len() => return Err(error),
                 // The error applies to this part's own entries. Other parts have renewed theirs.
                 Err(error) => {
                     for at in which {
-                        answers[at] = Some(Err(again(&error)));
+                        answers[*at] = Some(Err(again(&error)));
                     }
                 }
             }
         }
         Ok(answers)
-    }
-
-    async fn part(
-        &self,
-        (which, entries): Part,
-        lease: Duration,
-        give_up: Instant,
-    ) -> (Vec<usize>, Result<Answers>) {
-        (which, self.some(&entries, lease, give_up).await)
     }
 
     async fn some(&self, entries: &[Sole], lease: Duration, give_up: Instant) -> Result<Answers> {
@@ -83,13 +73,8 @@ impl Server {
             1 => give_up.since(began),
             _ => give_up.since(began) / 2,
         };
-        let extend = commands::extend(
-            connection.collection(),
-            entries,
-            lease,
-            last,
-            at_most(patience),
-        );
+        let limit = at_most(patience);
+        let extend = commands::extend(connection.collection(), entries, lease, last, limit);
         let answer = connection.ask(&permits, extend).await?;
         if error::is_of_one_document(&answer) && entries.len() > 1 {
             return Ok(self.each(entries, lease, give_up).await);
@@ -129,10 +114,10 @@ impl Server {
     /// Sends each entry alone, because one document holds up their common command and the server does not
     /// reach the documents after it. If the first few all fail, no single document is the cause.
     async fn each(&self, entries: &[Sole], lease: Duration, give_up: Instant) -> Answers {
-        let each = entries.iter().enumerate();
-        let each: Vec<_> = each
-            .map(|(at, sole)| self.alone(at, sole, lease, give_up))
-            .collect();
+        let mut each = Vec::new();
+        for (at, sole) in entries.iter().enumerate() {
+            each.push(async move { (at, self.alone(sole, lease, give_up).await.transpose()) });
+        }
         let mut asked = stream::iter(each).buffer_unordered(ALONE);
         let mut answers: Answers = entries.iter().map(|_| Some(Err(unanswered()))).collect();
         let (mut worked, mut failed) = (false, 0);
@@ -151,17 +136,6 @@ impl Server {
 
     async fn alone(
         &self,
-        at: usize,
-        sole: &Sole,
-        lease: Duration,
-        give_up: Instant,
-    ) -> (usize, Option<Result<Renewed>>) {
-        let asked = self.ask_alone(sole, lease, give_up).await;
-        (at, asked.transpose())
-    }
-
-    async fn ask_alone(
-        &self,
         sole: &Sole,
         lease: Duration,
         give_up: Instant,
@@ -175,13 +149,8 @@ impl Server {
             return Err(unanswered());
         }
         let batch = std::slice::from_ref(sole);
-        let extend = commands::extend(
-            connection.collection(),
-            batch,
-            lease,
-            last,
-            at_most(patience),
-        );
+        let limit = at_most(patience);
+        let extend = commands::extend(connection.collection(), batch, lease, last, limit);
         let met = error::count(&connection.send(&permits, extend).await?)?;
         let renewed = Renewed::Until { valid_for: lease };
         Ok(self.is_all(met, batch).then_some(renewed))

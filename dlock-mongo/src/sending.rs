@@ -5,11 +5,8 @@
 
 use crate::{error, renewals::ALONE};
 use dlock_core::driver::{Result, kit::Class};
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
 /// The permits for the connections of a pool.
 pub(crate) struct PermitPools {
@@ -19,31 +16,30 @@ pub(crate) struct PermitPools {
     /// For renewals that are sent alone because their batch is held up. Many such batches mean that the
     /// server may be overloaded.
     alone: Arc<Semaphore>,
-    unanswered: AtomicUsize,
+    /// For all requests, none of which waits for it. Closed with the driver.
+    unanswered: Arc<Semaphore>,
 }
 
 /// The permits of one request. They are held until all of its commands are answered.
-pub(crate) struct RequestPermits {
-    pools: Arc<PermitPools>,
-    permits: Vec<OwnedSemaphorePermit>,
-}
+pub(crate) type RequestPermits = Arc<Vec<OwnedSemaphorePermit>>;
 
 impl PermitPools {
-    pub(crate) fn new(connections: u32) -> Arc<Self> {
+    pub(crate) fn new(connections: u32) -> Self {
         let connections = usize::try_from(connections).unwrap_or(usize::MAX);
         let kept = (connections / SHARE).max(1);
         let sending = connections.saturating_sub(STREAMS + kept).clamp(1, MOST);
         let acquiring = sending.saturating_sub(kept).max(1);
-        Arc::new(Self {
-            acquiring: Arc::new(Semaphore::new(acquiring)),
-            sending: Arc::new(Semaphore::new(sending)),
-            alone: Arc::new(Semaphore::new(ALL_ALONE)),
-            unanswered: AtomicUsize::new(0),
-        })
+        let pool = |permits| Arc::new(Semaphore::new(permits));
+        Self {
+            acquiring: pool(acquiring),
+            sending: pool(sending),
+            alone: pool(ALL_ALONE),
+            unanswered: pool(UNANSWERED),
+        }
     }
 
-    /// Waits for the permits of one request. A batch of renewals needs none and does not wait.
-    pub(crate) async fn one(self: &Arc<Self>, class: Class) -> Result<RequestPermits> {
+    /// Waits for the permits of one request. A batch of renewals does not wait.
+    pub(crate) async fn one(&self, class: Class) -> Result<RequestPermits> {
         let both = [&self.acquiring, &self.sending];
         let wanted = match class {
             Class::Acquire => &both[..],
@@ -54,34 +50,36 @@ impl PermitPools {
     }
 
     /// Waits for the permit to renew by itself an entry whose batch was held up.
-    pub(crate) async fn alone(self: &Arc<Self>) -> Result<RequestPermits> {
+    pub(crate) async fn alone(&self) -> Result<RequestPermits> {
         self.of(&[&self.alone]).await
     }
 
-    async fn of(self: &Arc<Self>, wanted: &[&Arc<Semaphore>]) -> Result<RequestPermits> {
-        let before = self.unanswered.fetch_add(1, Ordering::Relaxed);
-        let mut reserved = RequestPermits {
-            pools: Arc::clone(self),
-            permits: Vec::new(),
-        };
-        if before >= UNANSWERED {
-            return Err(error::crowded(UNANSWERED));
-        }
+    async fn of(&self, wanted: &[&Arc<Semaphore>]) -> Result<RequestPermits> {
+        let unanswered = Arc::clone(&self.unanswered).try_acquire_owned();
+        let unanswered = unanswered.map_err(|refused| match refused {
+            TryAcquireError::Closed => error::closed(),
+            TryAcquireError::NoPermits => error::crowded(UNANSWERED),
+        })?;
+        let mut permits = Vec::with_capacity(1 + wanted.len());
+        permits.push(unanswered);
         for from in wanted {
             let permit = Arc::clone(from).acquire_owned().await;
-            reserved.permits.extend(permit.ok());
+            permits.extend(permit.ok());
         }
-        Ok(reserved)
+        Ok(Arc::new(permits))
+    }
+
+    /// Gives no more permits.
+    pub(crate) fn close(&self) {
+        self.unanswered.close();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.unanswered.is_closed()
     }
 
     pub(crate) fn unanswered(&self) -> usize {
-        self.unanswered.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for RequestPermits {
-    fn drop(&mut self) {
-        self.pools.unanswered.fetch_sub(1, Ordering::Relaxed);
+        UNANSWERED - self.unanswered.available_permits()
     }
 }
 

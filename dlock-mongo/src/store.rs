@@ -6,7 +6,7 @@ use crate::{
     config::MongoConfig,
     connection::Connection,
     deployment::Kind,
-    document::{Seen, batch, found},
+    document::{Seen, batch},
     error,
     listener::Listener,
     renewals::{ALONE, RENEW_BATCH},
@@ -17,31 +17,22 @@ use dlock_core::{
     driver::{
         Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Wake,
         kit::{
-            Batcher, Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored,
-            Waiters, Write, Written, log_findings,
+            Batcher, Call, Class, Expected, Freed, Listed, Read, RecordStore, Stored, Waiters,
+            Write, Written, log_findings,
         },
     },
 };
 use futures_util::{StreamExt, stream};
-use std::{fmt, iter, time::Duration};
+use std::{iter, time::Duration};
 
 /// The documents of a collection of locks.
+#[derive(Debug)]
 pub struct MongoStore {
     capabilities: Capabilities,
     server: Server,
     wake_ups: Listener,
     takes: Batcher<Takes>,
     frees: Batcher<Frees>,
-}
-
-impl fmt::Debug for MongoStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MongoStore")
-            .field("capabilities", &self.capabilities)
-            .field("connection", &self.server.connection)
-            .field("wake_ups", &self.wake_ups)
-            .finish_non_exhaustive()
-    }
 }
 
 impl MongoStore {
@@ -74,21 +65,17 @@ impl MongoStore {
     }
 
     async fn find(&self, names: &[LockName], class: Class, level: &str) -> Result<Read> {
-        let find = commands::find(self.connection().collection(), names.iter(), level);
-        let mut found = found(&self.connection().run(class, find).await?);
-        let time = match found.values().next() {
+        let connection = self.connection();
+        let find = commands::find(connection.collection(), names.iter(), level);
+        let reply = connection.run(class, find).await?;
+        let found: Vec<Seen> = batch(&reply).filter_map(Seen::read).collect();
+        let time = match found.first() {
             Some(seen) => seen.time,
             // No document shows the time. None of these decisions is about an end, so the time may be later.
-            None => self.connection().time().await?,
+            None => connection.hello().await?.1,
         };
-        self.connection().observe(time);
-        let stored = |name| {
-            found
-                .remove(name)
-                .map_or(Stored::Absent, |seen| seen.stored)
-        };
-        let records = names.iter().map(stored).collect();
-        Ok(Read { time, records })
+        connection.observe(time);
+        Ok(Read::of(time, names, found.into_iter().map(Seen::row)))
     }
 
     async fn replace(&self, write: &Write, class: Class) -> Result<Written> {
@@ -173,23 +160,13 @@ impl RecordStore for MongoStore {
         let level = self.server.kind.proven();
         let page = commands::page(connection.collection(), (prefix, &after), limit, level);
         let reply = connection.run(Class::Work, page).await?;
-        let looked_at: Vec<Seen> = batch(&reply).filter_map(Seen::read).collect();
-        let last = looked_at.last().filter(|_| looked_at.len() == limit);
-        let last = last.filter(|last| last.name.starts_with(prefix));
-        let next = last.map(|last| last.name.clone().into_bytes());
-        let time = looked_at
-            .first()
-            .map_or_else(StoreTime::default, |seen| seen.time);
-        let here = looked_at
-            .into_iter()
-            .take_while(|seen| seen.name.starts_with(prefix));
-        // A document whose `_id` is no lock name is no lock.
-        let records = here.filter_map(|seen| Some((seen.name.parse().ok()?, seen.stored)));
-        Ok(Listed {
-            time,
-            records: records.collect(),
-            next,
-        })
+        // The names that follow in their order may have another prefix.
+        let looked_at = batch(&reply).filter_map(Seen::read);
+        let here = looked_at.take_while(|seen| seen.name.starts_with(prefix));
+        let here: Vec<Seen> = here.collect();
+        let time = here.first().map(|seen| seen.time).unwrap_or_default();
+        let rows = here.into_iter().map(Seen::row);
+        Ok(Listed::of(time, rows.collect(), limit))
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -240,7 +217,7 @@ impl RecordStore for MongoStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let hello = self.connection().hello().await?;
+        let (hello, time) = self.connection().hello().await?;
         let mut found = self.server.kind.findings(&hello);
         if self.server.kind != Kind::Standalone {
             found.push(match self.capabilities.wake {
@@ -251,7 +228,6 @@ impl RecordStore for MongoStore {
                 ),
             });
         }
-        let time = self.connection().time().await?;
         found.push(Finding::clocks(Duration::from_micros(time.now)));
         Ok(found)
     }

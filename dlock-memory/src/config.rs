@@ -1,6 +1,5 @@
 //! Configuration of a driver over a memory store.
 
-use crate::error::MemoryError;
 use dlock_core::{Error, driver::Wake};
 use std::{num::NonZeroU32, str::FromStr, time::Duration};
 
@@ -50,18 +49,6 @@ impl MemoryConfig {
             lanes: NonZeroU32::MIN,
         }
     }
-
-    fn set(&mut self, pair: &str) -> Result<(), MemoryError> {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        self.wake = match (key, value) {
-            ("dlock.wake", "queue") => Wake::Queue,
-            ("dlock.wake", "notify") => Wake::Notify,
-            ("dlock.wake", "poll") => Wake::Poll,
-            ("dlock.wake", _) => return Err(MemoryError::Wake(value.to_owned())),
-            _ => return Err(MemoryError::Parameter(key.to_owned())),
-        };
-        Ok(())
-    }
 }
 
 impl Default for MemoryConfig {
@@ -74,12 +61,28 @@ impl FromStr for MemoryConfig {
     type Err = Error;
 
     fn from_str(url: &str) -> Result<Self, Error> {
-        let rest = url.strip_prefix("memory:").ok_or(MemoryError::Scheme)?;
+        let rest = url.strip_prefix("memory:");
+        let rest = rest.ok_or_else(|| Error::misuse("a memory store's URL is memory:NAME"))?;
         let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut config = Self::default();
         name.clone_into(&mut config.name);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            config.set(pair)?;
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            config.wake = match (key, value) {
+                ("dlock.wake", "queue") => Wake::Queue,
+                ("dlock.wake", "notify") => Wake::Notify,
+                ("dlock.wake", "poll") => Wake::Poll,
+                ("dlock.wake", _) => {
+                    return Err(Error::misuse(format!(
+                        "dlock.wake must be queue, notify or poll, not {value:?}"
+                    )));
+                }
+                _ => {
+                    return Err(Error::misuse(format!(
+                        "unknown parameter {key:?}: a memory store knows dlock.wake"
+                    )));
+                }
+            };
         }
         Ok(config)
     }
@@ -88,7 +91,7 @@ impl FromStr for MemoryConfig {
 #[cfg(test)]
 mod tests {
     use super::MemoryConfig;
-    use dlock_core::driver::Wake;
+    use dlock_core::{ErrorKind, driver::Wake};
 
     fn parse(url: &str) -> MemoryConfig {
         url.parse().unwrap()
@@ -113,8 +116,9 @@ mod tests {
             ("memory:x?dlock.wake=never", "queue, notify or poll"),
             ("memory:x?dlock.wake", "queue, notify or poll"),
         ] {
-            let error = url.parse::<MemoryConfig>().unwrap_err().to_string();
-            assert!(error.contains(wanted), "{url}: {error}");
+            let error = url.parse::<MemoryConfig>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{url}");
+            assert!(error.to_string().contains(wanted), "{url}: {error}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of a store without a network, and their classification.
 
-use dlock_core::{Effect, Error, ErrorKind, RetryClass, driver::DriverError};
+use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
 use std::time::Duration;
 
 /// Every failure of this driver.
@@ -40,15 +40,6 @@ pub(crate) enum MemoryError {
     /// The core mixed lanes, which it must not.
     #[error("BUG: the batch names a lock of another lane")]
     MixedLanes,
-    /// A URL of something else.
-    #[error("a memory store's URL is memory:NAME")]
-    Scheme,
-    /// A URL with a wake-up mode that there is not.
-    #[error("dlock.wake must be queue, notify or poll, not {0:?}")]
-    Wake(String),
-    /// A URL with another parameter.
-    #[error("unknown parameter {0:?}: a memory store knows dlock.wake")]
-    Parameter(String),
 }
 
 impl MemoryError {
@@ -62,9 +53,7 @@ impl MemoryError {
             Self::Closed => (Unavailable, Never, None),
             Self::AnswerLost | Self::ServerLost => (Unavailable, Later, Unknown),
             Self::Late { .. } => (Unavailable, Now, None),
-            Self::Cursor | Self::MixedLanes | Self::Scheme | Self::Wake(_) | Self::Parameter(_) => {
-                (Misuse, Never, None)
-            }
+            Self::Cursor | Self::MixedLanes => (Misuse, Never, None),
         }
     }
 }
@@ -78,16 +67,10 @@ impl From<MemoryError> for DriverError {
     }
 }
 
-impl From<MemoryError> for Error {
-    fn from(error: MemoryError) -> Self {
-        Self::misuse(error.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::MemoryError;
-    use dlock_core::{Effect, Error, ErrorKind, RetryClass, driver::DriverError};
+    use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
     use std::{error::Error as _, time::Duration};
 
     #[test]
@@ -111,9 +94,6 @@ mod tests {
             (late, Unavailable, Now, None),
             (MemoryError::Cursor, Misuse, Never, None),
             (MemoryError::MixedLanes, Misuse, Never, None),
-            (MemoryError::Scheme, Misuse, Never, None),
-            (MemoryError::Wake("x".to_owned()), Misuse, Never, None),
-            (MemoryError::Parameter("x".to_owned()), Misuse, Never, None),
         ] {
             let message = error.to_string();
             let driver = DriverError::from(error);
@@ -128,12 +108,5 @@ mod tests {
                 "{driver:?}"
             );
         }
-    }
-
-    #[test]
-    fn a_refused_url_is_misuse() {
-        let error = Error::from(MemoryError::Parameter("why".to_owned()));
-        assert_eq!(error.kind(), ErrorKind::Misuse);
-        assert!(error.to_string().contains("why"));
     }
 }

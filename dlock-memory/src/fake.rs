@@ -24,11 +24,6 @@ use std::sync::Arc;
 /// # Ok(()) }
 /// ```
 pub fn fake() -> Result<(Client, Faults), Error> {
-    if tokio::runtime::Handle::try_current().is_err() {
-        return Err(Error::misuse(
-            "call `fake` inside the tokio runtime of the test",
-        ));
-    }
     let clock = Clock::simulated();
     let driver = MemoryDriver::connect(&MemoryStore::new(clock.clone()), MemoryConfig::default());
     let faults = driver.faults().clone();

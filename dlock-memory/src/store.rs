@@ -17,7 +17,7 @@ use std::{
     fmt,
     ops::Bound,
     sync::{
-        Arc, LazyLock,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -125,18 +125,15 @@ impl MemoryStore {
     /// ```
     #[must_use]
     pub fn named(name: &str) -> Self {
-        static STORES: LazyLock<Mutex<BTreeMap<String, MemoryStore>>> =
-            LazyLock::new(Mutex::default);
+        static STORES: Mutex<BTreeMap<String, MemoryStore>> = Mutex::new(BTreeMap::new());
+        let new = || {
+            let clock = Clock::boot();
+            let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap_or(EPOCH);
+            let epoch = wall.saturating_sub(clock.now().since(Instant::ORIGIN));
+            Self::at(format!("memory:{name}"), clock, epoch)
+        };
         let mut stores = STORES.lock();
-        if let Some(store) = stores.get(name) {
-            return store.clone();
-        }
-        let clock = Clock::boot();
-        let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap_or(EPOCH);
-        let epoch = wall.saturating_sub(clock.now().since(Instant::ORIGIN));
-        let store = Self::at(format!("memory:{name}"), clock, epoch);
-        stores.insert(name.to_owned(), store.clone());
-        store
+        stores.entry(name.to_owned()).or_insert_with(new).clone()
     }
 
     fn at(label: String, clock: Clock, epoch: Duration) -> Self {

@@ -114,7 +114,7 @@ impl Values {
     }
 
     fn name(&mut self, name: &LockName) -> String {
-        self.add(name_bytes(name), "bytea")
+        self.add(bytes(name.as_str()), "bytea")
     }
 
     fn owner(&mut self, owner: Option<&Owner>) -> String {
@@ -128,7 +128,7 @@ impl Values {
     }
 
     fn text(&mut self, text: &str) -> String {
-        let bytes = bytes(text.as_bytes());
+        let bytes = bytes(text);
         self.add(format!("pg_catalog.convert_from({bytes}, 'UTF8')"), "text")
     }
 
@@ -227,7 +227,7 @@ fn shown() -> String {
 
 /// The rows of these names, and the time; of names without a row nothing.
 pub(crate) fn read(table: &str, names: &[LockName]) -> String {
-    let names: Vec<_> = names.iter().map(name_bytes).collect();
+    let names: Vec<_> = names.iter().map(|name| bytes(name.as_str())).collect();
     format!(
         "SELECT {} FROM {table} WHERE name IN ({}); {TIME}",
         shown(),
@@ -247,7 +247,7 @@ pub(crate) fn list(table: &str, prefix: &str, after: &[u8], limit: usize) -> Str
         "SELECT {} FROM {table} WHERE name > {} AND name >= {} {} ORDER BY name LIMIT {limit}; {TIME}",
         shown(),
         bytes(after),
-        bytes(prefix.as_bytes()),
+        bytes(prefix),
         before.unwrap_or_default()
     )
 }
@@ -471,12 +471,8 @@ fn one(hold: &str, end: &str) -> String {
     format!("{hold} || lpad(to_hex({end}), 16, '0')")
 }
 
-fn bytes(bytes: &[u8]) -> String {
+fn bytes(bytes: impl AsRef<[u8]>) -> String {
     format!("decode('{}', 'hex')", to_hex(bytes))
-}
-
-fn name_bytes(name: &LockName) -> String {
-    bytes(name.as_str().as_bytes())
 }
 
 /// A number that PostgreSQL can hold.

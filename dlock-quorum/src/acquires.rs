@@ -30,8 +30,6 @@ pub(crate) struct Attempt<'a> {
     req: &'a Acquire,
     released: Arc<AtomicBool>,
     calls: Calls<Acquired>,
-    /// Those that were asked with the tickets.
-    queued: Vec<usize>,
     granted: BTreeMap<usize, Grant>,
     refused: Vec<Held>,
     gone: usize,
@@ -45,7 +43,6 @@ impl<'a> Attempt<'a> {
             req,
             released: stores.holds.watch(req.hold),
             calls: Calls::new(stores),
-            queued: Vec::new(),
             granted: BTreeMap::new(),
             refused: Vec::new(),
             gone: 0,
@@ -96,9 +93,8 @@ impl<'a> Attempt<'a> {
     fn ask(&mut self, at: usize, queues: bool, floor: Option<FencingToken>) {
         let (mut req, released) = (self.req.clone(), Arc::clone(&self.released));
         req.floor = floor;
-        match queues {
-            true => self.queued.push(at),
-            false => (req.ticket, req.next_ticket) = (None, None),
+        if !queues {
+            (req.ticket, req.next_ticket) = (None, None);
         }
         self.calls.ask(at, |driver| async move {
             holds::acquire(&*driver, &req, &released).await
@@ -221,11 +217,10 @@ impl<'a> Attempt<'a> {
     fn contention(&mut self) -> Held {
         let owners = self.refused.iter().filter_map(|held| held.by.as_ref());
         let owners: Vec<_> = owners.map(|by| by.owner).collect();
-        let votes = |wanted| owners.iter().filter(|owner| **owner == wanted).count();
         // The first store grants what its holder has released there, a moment before the others hear of it.
         let is_released = !self.granted.is_empty();
         let is_held =
-            !is_released && most(&owners).is_some_and(|owner| self.stores.outweighs(votes(owner)));
+            !is_released && most(&owners).is_some_and(|(_, votes)| self.stores.outweighs(votes));
         let polls = self.refused.iter().filter_map(|held| held.poll_in);
         let pause = SPLIT.mul_f64(0.1 + fastrand::f64());
         let poll_in = polls.min().filter(|_| is_held).unwrap_or(pause);
@@ -248,13 +243,12 @@ impl<'a> Attempt<'a> {
         let release = Release::new(self.req.name.clone(), self.req.owner, self.req.hold);
         let mut calls = Calls::new(self.stores);
         for at in self.granted.keys() {
-            let (name, release) = (self.req.name.clone(), release.clone());
-            // The client's next ticket has entered there, and it would not answer if its turn came: it takes itself for
-            // not queued.
-            let next = self.req.next_ticket.filter(|_| self.queued.contains(at));
+            let (release, next) = (release.clone(), self.req.next_ticket);
+            // The client's next ticket may have entered there, and it would not answer if its turn came: it takes itself
+            // for not queued.
             calls.ask(*at, |driver| async move {
                 let left = match next {
-                    Some(next) => driver.leave(&name, next).await,
+                    Some(next) => driver.leave(&release.name, next).await,
                     None => Ok(()),
                 };
                 left.and(driver.release(&release).await)

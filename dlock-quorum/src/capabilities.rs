@@ -32,14 +32,11 @@ pub(crate) fn fits(promised: &Capabilities, its: &Capabilities) -> bool {
 
 fn lower(all: &mut Capabilities, its: &Capabilities) {
     // A quorum wakes waiters as its weakest store does.
-    let rank = |wake| {
-        [Wake::Queue, Wake::Notify]
-            .iter()
-            .position(|it| *it == wake)
+    all.wake = match (all.wake, its.wake) {
+        (Wake::Queue, wake) | (wake, Wake::Queue) => wake,
+        (Wake::Notify, Wake::Notify) => Wake::Notify,
+        _ => Wake::Poll,
     };
-    if rank(its.wake).unwrap_or(2) > rank(all.wake).unwrap_or(2) {
-        all.wake = its.wake;
-    }
     all.late = all.late.max(its.late);
     all.lapse = all.lapse.max(its.lapse);
     all.renew_batch = all.renew_batch.min(its.renew_batch);

@@ -3,14 +3,14 @@
 use crate::{
     capabilities::{common, fits},
     config::{QuorumConfig, Store},
-    error::{down, slow},
+    error::slow,
     holds::Holds,
     votes::most,
 };
 use dlock_core::{
     Clock, Effect, Error, ErrorKind, LockName, RetryClass,
     driver::{
-        Capabilities, DistributedLock, DriverError, Finding, Lane, Result, Wake, WakeUp,
+        Capabilities, DistributedLock, DriverError, Finding, Result, Wake,
         kit::{Backoff, WakeUps, log_findings},
     },
 };
@@ -36,7 +36,7 @@ pub(crate) struct Stores {
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
     pub(crate) wake_ups: WakeUps,
-    pub(crate) holds: Arc<Holds>,
+    pub(crate) holds: Holds,
     closed: AtomicBool,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Node {
     driver: OnceLock<Arc<dyn DistributedLock>>,
     /// It failed, or did not answer, and has not answered since.
     down: AtomicBool,
-    /// What it failed of last.
+    /// Why it is not connected.
     why: Mutex<String>,
     failed: Arc<Notify>,
 }
@@ -91,7 +91,7 @@ impl Stores {
             capabilities,
             clock: config.clock,
             wake_ups: WakeUps::new(),
-            holds: Arc::default(),
+            holds: Holds::default(),
             closed: AtomicBool::new(false),
         });
         log_findings("quorum", &Ok(stores.shared_host().into_iter().collect()));
@@ -125,11 +125,8 @@ impl Stores {
         let numbers = 0..self.nodes.len();
         let connected = numbers.filter(|at| self.nodes[*at].driver.get().is_some());
         let connected: Vec<_> = connected.collect();
-        let up = connected
-            .iter()
-            .copied()
-            .filter(|at| !self.nodes[*at].is_down());
-        let up: Vec<_> = up.collect();
+        let mut up = connected.clone();
+        up.retain(|at| !self.nodes[*at].is_down());
         match up.len() >= self.quorum() {
             true => up,
             false => connected,
@@ -159,8 +156,7 @@ impl Stores {
     fn shared_host(&self) -> Option<Finding> {
         let hosts = self.nodes.iter().filter_map(|node| host(&node.label));
         let hosts: Vec<_> = hosts.collect();
-        let host = most(&hosts)?;
-        let count = hosts.iter().filter(|its| **its == host).count();
+        let (host, count) = most(&hosts)?;
         let what = format!(
             "{count} of {} stores are on the host {host}, and fail with it",
             self.nodes.len()
@@ -204,10 +200,7 @@ impl Stores {
             while let Some(wake_up) = stream.next().await
                 && let Some(stores) = stores.upgrade()
             {
-                stores.wake_ups.send(match wake_up {
-                    WakeUp::Over(_) => WakeUp::Over(Lane::default()),
-                    wake_up => wake_up,
-                });
+                stores.wake_ups.send(wake_up);
             }
         });
     }
@@ -230,7 +223,8 @@ impl Node {
     }
 
     pub(crate) fn driver(&self) -> Result<&Arc<dyn DistributedLock>> {
-        self.driver.get().ok_or_else(|| down(&self.why.lock()))
+        let down = || DriverError::unavailable(format!("not asked: {}", self.why.lock()));
+        self.driver.get().ok_or_else(down)
     }
 
     /// The answer of a call, which shows whether the store works.
@@ -246,7 +240,6 @@ impl Node {
 
     /// It failed: it is asked again once it answered a probe.
     pub(crate) fn failed(&self, error: &DriverError) {
-        *self.why.lock() = error.to_string();
         if !self.down.swap(true, Ordering::Relaxed) {
             tracing::warn!(target: "dlock::quorum", store = self.label, %error, "a store of the quorum fails");
             self.failed.notify_one();
@@ -300,9 +293,7 @@ impl Node {
 
     /// Asks whether it answers again.
     async fn probe(&self) -> bool {
-        let Ok(name) = LockName::new(PROBED) else {
-            return false;
-        };
+        let name = LockName::new(PROBED).expect("it is short and has no NUL");
         let asked = self.answer(async { self.driver()?.inspect(&name).await });
         let answers = matches!(timeout(RETRY.1, asked).await, Ok(Ok(_)));
         if answers {

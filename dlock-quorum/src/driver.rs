@@ -247,10 +247,10 @@ impl DistributedLock for QuorumDriver {
         let failures = breaking.await;
         if freed.len() + was_free >= quorum {
             let token = most(&freed);
-            return Ok(token.map_or(Broken::WasFree, |token| Broken::Freed { token }));
+            return Ok(token.map_or(Broken::WasFree, |(token, _)| Broken::Freed { token }));
         }
         if stores.outweighs(changed.len()) {
-            let token = most(&changed).flatten();
+            let token = most(&changed).and_then(|(token, _)| token);
             return Ok(Broken::Changed { token });
         }
         self.open(failures)

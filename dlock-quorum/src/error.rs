@@ -52,7 +52,3 @@ impl Failures {
 pub(crate) fn slow() -> DriverError {
     DriverError::unanswered("it did not answer in time")
 }
-
-pub(crate) fn down(why: &str) -> DriverError {
-    DriverError::unavailable(format!("not asked: {why}"))
-}

@@ -51,7 +51,7 @@ fn agree(name: &LockName, each: &BTreeMap<usize, Snapshot>, quorum: usize) -> Sn
     if agreed.damaged.is_some() {
         return agreed;
     }
-    let owner = most(&owners);
+    let owner = most(&owners).map(|(owner, _)| owner);
     let mut held: Vec<_> = each
         .values()
         .filter_map(|seen| Some((seen.holders.first()?, seen)))

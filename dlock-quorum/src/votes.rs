@@ -7,13 +7,11 @@ pub(crate) fn reached<T: Ord>(values: impl IntoIterator<Item = T>, by: usize) ->
     values.into_iter().nth(by.checked_sub(1)?)
 }
 
-/// The value that most have; the greatest of several.
-pub(crate) fn most<T: Ord + Copy>(values: &[T]) -> Option<T> {
+/// The value that most have, the greatest of several, and how many have it.
+pub(crate) fn most<T: Ord + Copy>(values: &[T]) -> Option<(T, usize)> {
     let count = |wanted| values.iter().filter(|value| **value == wanted).count();
-    values
-        .iter()
-        .copied()
-        .max_by_key(|value| (count(*value), *value))
+    let counted = values.iter().map(|value| (count(*value), *value));
+    counted.max().map(|(count, value)| (value, count))
 }
 
 #[cfg(test)]
@@ -32,8 +30,8 @@ mod tests {
     fn the_value_of_most_wins_and_the_greatest_among_equals() {
         for (values, wanted) in [
             (&[][..], None),
-            (&[1, 1, 2], Some(1)),
-            (&[1, 3, 2], Some(3)),
+            (&[1, 1, 2], Some((1, 2))),
+            (&[1, 3, 2], Some((3, 1))),
         ] {
             assert_eq!(most(values), wanted);
         }

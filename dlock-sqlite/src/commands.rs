@@ -34,13 +34,12 @@ use dlock_core::{
         kit::{DamagedRecord, HoldSet, Record, WAITERS_MARK, Write},
     },
 };
-use futures_util::TryStreamExt;
 use sqlx::{
-    Row as _, SqliteConnection,
+    AssertSqlSafe, Row as _, SqliteConnection,
     query::Query,
     sqlite::{Sqlite, SqliteArguments, SqliteRow},
 };
-use std::{collections::HashMap, fmt::Write as _, sync::LazyLock, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 /// `dlck`: tells dlock's files from other databases.
 pub(crate) const APPLICATION_ID: i64 = 0x646c_636b;
@@ -133,65 +132,36 @@ DELETE FROM locks WHERE name > ?1 AND (?2 IS NULL OR name <= ?2) AND max(written
 ///
 /// One write transaction covers all of them. Run twice it renews twice, never past the lease after the
 /// second run. Holds are of fixed width and begin with the same id, so the greater text is the later end.
+///
+/// Each number of entries has a text of its own. sqlx keeps a hundred statements prepared, so all of them.
 fn renewal(entries: usize) -> String {
-    let mut sql = String::from("WITH batch (name, owner, hold, text, until) AS (VALUES ");
-    for entry in 0..entries {
-        let (comma, at) = (if entry == 0 { "" } else { ", " }, 4 + 5 * entry);
-        // Writing to a string cannot fail.
-        let _ = write!(
-            sql,
-            "{comma}(?{}, ?{}, ?{}, ?{}, ?{})",
-            at,
-            at + 1,
-            at + 2,
-            at + 3,
-            at + 4
-        );
-    }
-    sql.push_str(
-        ")
-UPDATE locks SET holds = max(locks.holds, batch.text), until = max(locks.until, batch.until), written = ?3, version = version + 1
+    let batch = vec!["(?, ?, ?, ?, ?)"; entries].join(", ");
+    format!(
+        "
+WITH batch (name, owner, hold, text, until) AS (VALUES {batch})
+UPDATE locks SET holds = max(locks.holds, batch.text), until = max(locks.until, batch.until), written = ?, version = version + 1
 FROM batch
 WHERE locks.name = batch.name AND locks.owner = batch.owner AND length(locks.holds) = 32
-  AND substr(locks.holds, 1, 16) = batch.hold AND locks.boot = ?1 AND locks.until > ?2
-RETURNING locks.name, locks.until",
-    );
-    sql
+  AND substr(locks.holds, 1, 16) = batch.hold AND locks.boot = ? AND locks.until > ?
+RETURNING locks.name, locks.until"
+    )
 }
-
-/// Few texts, so that each stays prepared; the rest of a batch is filled up with entries that no row
-/// matches.
-static RENEWALS: LazyLock<[(usize, String); 3]> =
-    LazyLock::new(|| [1, 8, RENEW_BATCH].map(|entries| (entries, renewal(entries))));
 
 /// Entries of one renewal: some 0.5 ms, for which every other writer of the file waits.
 pub(crate) const RENEW_BATCH: usize = 64;
 /// Names that one [`PURGE`] visits: some 0.2 ms.
 pub(crate) const PAGE: i64 = 256;
 
-/// What a file says it is.
-pub(crate) struct Identity {
-    pub(crate) application: i64,
-    pub(crate) schema: i64,
-    pub(crate) tables: i64,
-}
-
-pub(crate) async fn identify(native: &mut SqliteConnection) -> sqlx::Result<Identity> {
-    let row = sqlx::query(IDENTIFY).fetch_one(native).await?;
-    Ok(Identity {
-        application: row.try_get(0)?,
-        schema: row.try_get(1)?,
-        tables: row.try_get(2)?,
-    })
+/// What a file says it is: its application, its schema, and how many tables it has.
+pub(crate) async fn identify(native: &mut SqliteConnection) -> sqlx::Result<(i64, i64, i64)> {
+    sqlx::query_as(IDENTIFY).fetch_one(native).await
 }
 
 /// Turns on the write-ahead log, which lets readers run beside the writer: [`FIND`] never waits. Returns
 /// the mode that the file then has.
 pub(crate) async fn journal(native: &mut SqliteConnection) -> sqlx::Result<String> {
-    let row = sqlx::query("PRAGMA journal_mode = WAL")
-        .fetch_one(native)
-        .await?;
-    row.try_get(0)
+    let query = sqlx::query_scalar("PRAGMA journal_mode = WAL");
+    query.fetch_one(native).await
 }
 
 pub(crate) async fn create(native: &mut SqliteConnection) -> sqlx::Result<()> {
@@ -310,20 +280,14 @@ fn bound<'q>(
         .bind(signed(record.waiters_until))
 }
 
-/// The ends of the sole holds that exist, among at most [`RENEW_BATCH`].
+/// What is left of the sole holds that exist, by their names.
 pub(crate) async fn renew(
     native: &mut SqliteConnection,
     batch: &[(&Renew, Duration)],
     at: &Moment<'_>,
-) -> sqlx::Result<HashMap<Vec<u8>, i64>> {
-    let (size, sql) = RENEWALS
-        .iter()
-        .find(|(size, _)| batch.len() <= *size)
-        .unwrap_or(&RENEWALS[2]);
-    let mut query = sqlx::query(sql.as_str())
-        .bind(at.boot)
-        .bind(at.now)
-        .bind(at.wall);
+) -> sqlx::Result<HashMap<Vec<u8>, Duration>> {
+    let sql = AssertSqlSafe(renewal(batch.len()));
+    let mut query = sqlx::query_as::<Sqlite, (Vec<u8>, i64)>(sql);
     for (entry, lease) in batch {
         let end = at.after(*lease);
         query = query
@@ -333,18 +297,9 @@ pub(crate) async fn renew(
             .bind(HoldSet::one(entry.hold, unsigned(end)).to_string())
             .bind(end);
     }
-    for _ in batch.len()..*size {
-        query = query
-            .bind(None::<Vec<u8>>)
-            .bind(None::<String>)
-            .bind(None::<String>)
-            .bind(None::<String>)
-            .bind(None::<i64>);
-    }
-    let rows: Vec<SqliteRow> = query.fetch(native).try_collect().await?;
-    rows.iter()
-        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
-        .collect()
+    let query = query.bind(at.wall).bind(at.boot).bind(at.now);
+    let rows = query.fetch_all(native).await?.into_iter();
+    Ok(rows.map(|(name, end)| (name, at.until(end))).collect())
 }
 
 /// Rows in the order of their names.
@@ -356,10 +311,9 @@ pub(crate) async fn list(
     let rows: Vec<SqliteRow> = sqlx::query(LIST)
         .bind(prefix.as_bytes())
         .bind(after)
-        .bind(past(prefix.as_bytes()))
+        .bind(past(prefix))
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
-        .fetch(native)
-        .try_collect()
+        .fetch_all(native)
         .await?;
     rows.iter()
         .map(|row| Ok((row.try_get("name")?, read(row)?)))
@@ -373,9 +327,8 @@ pub(crate) async fn purge(
     after: &[u8],
     at: &Moment<'_>,
 ) -> sqlx::Result<Option<Vec<u8>>> {
-    let end = sqlx::query(PAGE_END).bind(after).bind(PAGE - 1);
-    let end = end.fetch_optional(&mut *native).await?;
-    let end: Option<Vec<u8>> = end.map(|row| row.try_get(0)).transpose()?;
+    let end = sqlx::query_scalar(PAGE_END).bind(after).bind(PAGE - 1);
+    let end: Option<Vec<u8>> = end.fetch_optional(&mut *native).await?;
     sqlx::query(PURGE)
         .bind(after)
         .bind(end.as_deref())
@@ -388,11 +341,11 @@ pub(crate) async fn purge(
     Ok(end)
 }
 
-/// The first text that is greater than all texts with this prefix; `None`: there is none.
-fn past(prefix: &[u8]) -> Option<Vec<u8>> {
-    let kept = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
-    let mut past = prefix[..=kept].to_vec();
-    past[kept] += 1;
+/// The first bytes that are greater than all texts with this prefix; `None`: there are none. No byte of UTF-8 is
+/// 255.
+fn past(prefix: &str) -> Option<Vec<u8>> {
+    let mut past = prefix.as_bytes().to_vec();
+    *past.last_mut()? += 1;
     Some(past)
 }
 

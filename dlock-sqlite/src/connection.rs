@@ -11,12 +11,9 @@ use crate::{
     error,
     machine::shared_file_system,
 };
-use dlock_core::{
-    ErrorKind,
-    driver::{
-        DriverError, Finding, Result,
-        kit::{Backoff, Class},
-    },
+use dlock_core::driver::{
+    DriverError, Finding, Result,
+    kit::{Backoff, Class},
 };
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, Stat, StatxAttributes, StatxFlags, access, mknodat, stat,
@@ -165,9 +162,8 @@ impl LockFile {
             .thread_name(|_| "dlock-sqlite".to_owned())
             .disable_statement_logging();
         let mut native = options.connect().await.map_err(unopened)?;
-        let found = commands::identify(&mut native).await;
-        let found = found.map_err(unopened)?;
-        match (found.application, found.schema, found.tables) {
+        let found = commands::identify(&mut native).await.map_err(unopened)?;
+        match found {
             (0, 0, 0) => {}
             (APPLICATION_ID, SCHEMA_VERSION, _) => {}
             (APPLICATION_ID, schema, _) => {
@@ -181,15 +177,14 @@ impl LockFile {
                 return Err(error::unfit(&self.path, why));
             }
         }
-        let mode = commands::journal(&mut native).await;
-        let mode = mode.map_err(unopened)?;
+        let mode = commands::journal(&mut native).await.map_err(unopened)?;
         if mode != "wal" {
             let why = format!(
                 "its journal mode stays {mode:?}, as its file system lacks what a write-ahead log needs"
             );
             return Err(error::unsupported(&self.path, &why));
         }
-        if found.schema != SCHEMA_VERSION {
+        if found == (0, 0, 0) {
             commands::create(&mut native).await.map_err(unopened)?;
         }
         self.still_there()?;
@@ -259,7 +254,7 @@ fn unreadable(path: &Path, cause: io::Error) -> DriverError {
 
 /// The one connection to the lock file.
 pub(crate) struct Connection {
-    lock_file: LockFile,
+    pub(crate) lock_file: LockFile,
     state: Mutex<State>,
     /// Requests that are no renewals queue here, so that at most one of them is before a renewal.
     others: Mutex<()>,
@@ -311,10 +306,6 @@ impl Connection {
             state.native = Some(opened(&self.lock_file).await?);
         }
         Ok(Checkout { state })
-    }
-
-    pub(crate) fn lock_file(&self) -> &LockFile {
-        &self.lock_file
     }
 
     pub(crate) async fn close(&self) {
@@ -369,19 +360,12 @@ async fn opened(lock_file: &LockFile) -> Result<SqliteConnection> {
     let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
     loop {
         match lock_file.open().await {
-            Err(error) if is_busy(&error) && Instant::now() < until => {
+            Err(error) if error::is_busy(&error) && Instant::now() < until => {
                 tokio::time::sleep(backoff.pause()).await;
             }
             opened => return opened,
         }
     }
-}
-
-fn is_busy(error: &DriverError) -> bool {
-    error.kind() == ErrorKind::Unavailable
-        && std::error::Error::source(error)
-            .and_then(|source| source.downcast_ref())
-            .is_some_and(error::is_busy)
 }
 
 /// How long a statement waits for another process's write: this makes an acquire late. The rest of the

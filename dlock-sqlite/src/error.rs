@@ -7,7 +7,7 @@ use dlock_core::{
         kit::{ErrorClass, Failure},
     },
 };
-use std::{io, path::Path};
+use std::{error::Error, io, path::Path};
 
 /// The last column: whether the connection that returned the error must be reopened.
 type Class = ErrorClass<i32, bool>;
@@ -78,8 +78,10 @@ pub(crate) fn unopened(path: &Path, cause: sqlx::Error) -> DriverError {
 }
 
 /// Whether the error will pass in a moment.
-pub(crate) fn is_busy(cause: &sqlx::Error) -> bool {
-    matches!(code(cause).map(|code| code & 0xff), Some(5 | 6 | 15))
+pub(crate) fn is_busy(error: &DriverError) -> bool {
+    let cause = error.source().and_then(|source| source.downcast_ref());
+    let code = cause.and_then(code);
+    matches!(code.map(|code| code & 0xff), Some(5 | 6 | 15))
 }
 
 /// The operating system's answer about a path.

@@ -8,7 +8,9 @@ use rustix::{
     fd::{AsFd, AsRawFd, OwnedFd},
     fs::{
         AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fchmod,
-        fstat, inotify, mkdirat, openat, utimensat,
+        fstat,
+        inotify::{self, WatchFlags},
+        mkdirat, openat, utimensat,
     },
     io::Errno,
     process::geteuid,
@@ -62,18 +64,13 @@ impl Folder {
     }
 
     /// Watches a file, and makes it if it is missing.
-    pub(crate) fn watch(
-        &self,
-        inotify: impl AsFd,
-        file: usize,
-        what: inotify::WatchFlags,
-    ) -> io::Result<i32> {
+    pub(crate) fn watch(&self, inotify: impl AsFd, file: usize) -> io::Result<i32> {
         let file = self.file(&self.make()?, &named(file))?;
         if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
             return Err(refused("what has the name of a wake file is none"));
         }
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        Ok(inotify::add_watch(inotify, path, what)?)
+        Ok(inotify::add_watch(inotify, path, WATCHED)?)
     }
 
     /// Opens a file as it is, or makes it for the users of the database, whatever the umask. Other
@@ -144,13 +141,18 @@ fn is_empty(folder: &OwnedFd) -> io::Result<bool> {
 }
 
 const CAREFUL: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
+/// Touched, removed, or moved.
+const WATCHED: WatchFlags = WatchFlags::ATTRIB
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
 
 #[cfg(test)]
 mod tests {
     use super::Folder;
     use rustix::{
         fd::OwnedFd,
-        fs::inotify::{self, CreateFlags, WatchFlags},
+        fs::inotify::{self, CreateFlags},
         process::geteuid,
     };
     use std::{
@@ -191,7 +193,7 @@ mod tests {
     }
 
     fn watch(folder: &Folder) -> io::Result<i32> {
-        folder.watch(instance(), FILE, WatchFlags::ATTRIB)
+        folder.watch(instance(), FILE)
     }
 
     #[test]

@@ -21,7 +21,7 @@ use futures_core::stream::BoxStream;
 use parking_lot::Mutex;
 use rustix::{
     fd::OwnedFd,
-    fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
+    fs::inotify::{self, CreateFlags, ReadFlags, Reader},
     io::Errno,
 };
 use std::{
@@ -50,7 +50,6 @@ struct Shared {
 
 struct Waiting {
     files: HashMap<usize, Watched>,
-    names: usize,
     watcher: Option<Watcher>,
     /// The warning that there is no watcher was logged.
     told: bool,
@@ -82,7 +81,6 @@ impl Listener {
         }
         let waiting = Waiting {
             files: HashMap::new(),
-            names: 0,
             watcher: None,
             told: false,
         };
@@ -97,9 +95,7 @@ impl Listener {
 
     /// Whether a ticket of this client waits on a name.
     pub(crate) fn hears(&self, name: &LockName) -> bool {
-        let waiting = self.0.waiting.lock();
-        let watched = waiting.files.get(&file_of(name));
-        watched.is_some_and(|watched| watched.names.contains_key(name))
+        self.0.waiting.lock().knows(name)
     }
 
     /// Wakes the waiters of a name that may be free now.
@@ -119,7 +115,6 @@ impl Listener {
         let mut waiting = self.0.waiting.lock();
         self.0.wake_ups.close();
         waiting.files.clear();
-        waiting.names = 0;
         waiting.watcher = None;
     }
 }
@@ -134,32 +129,30 @@ impl Waiters for Listener {
     async fn listen(&self, name: &LockName, ticket: Ticket) -> bool {
         let file = file_of(name);
         let waiting = &mut *self.0.waiting.lock();
-        if self.0.wake_ups.is_closed() {
+        let is_full = !waiting.knows(name) && waiting.names() >= MOST;
+        if is_full || self.0.wake_ups.is_closed() {
             return false;
         }
-        if let Some(watched) = waiting.files.get_mut(&file) {
-            let known = watched.names.contains_key(name);
-            if !known && waiting.names >= MOST {
-                return false;
+        let watch = match waiting.files.get(&file) {
+            Some(watched) => Ok(watched.watch),
+            None => self.0.watch(waiting, file),
+        };
+        match watch {
+            Ok(watch) => {
+                let names = HashMap::new();
+                let watched = waiting.files.entry(file);
+                let watched = watched.or_insert(Watched { watch, names });
+                let tickets = watched.names.entry(name.clone()).or_default();
+                tickets.insert(ticket);
+                true
             }
-            waiting.names += usize::from(!known);
-            let tickets = watched.names.entry(name.clone()).or_default();
-            tickets.insert(ticket);
-            return true;
-        }
-        let watch = match self.0.watch(waiting, file) {
-            Ok(watch) => watch,
             Err(error) => {
                 if !std::mem::replace(&mut waiting.told, true) {
                     tracing::warn!(%error, "sqlite: no wake-ups from other processes, so waiters poll every 100 ms; see fs.inotify in sysctl, and the owner of FILE.wake");
                 }
-                return false;
+                false
             }
-        };
-        let names = HashMap::from([(name.clone(), HashSet::from([ticket]))]);
-        waiting.files.insert(file, Watched { watch, names });
-        waiting.names += 1;
-        true
+        }
     }
 
     /// The last ticket of a file ends its watch.
@@ -169,16 +162,12 @@ impl Waiters for Listener {
         let Some(watched) = waiting.files.get_mut(&file) else {
             return;
         };
-        let Some(tickets) = watched.names.get_mut(name) else {
-            return;
-        };
-        if !tickets.remove(&ticket) || !tickets.is_empty() {
-            return;
+        if let Some(tickets) = watched.names.get_mut(name) {
+            tickets.remove(&ticket);
         }
-        watched.names.remove(name);
-        let (unwatched, watch) = (watched.names.is_empty(), watched.watch);
-        waiting.names -= 1;
-        if unwatched {
+        watched.names.retain(|_, tickets| !tickets.is_empty());
+        if watched.names.is_empty() {
+            let watch = watched.watch;
             waiting.files.remove(&file);
             waiting.unwatch(watch);
         }
@@ -193,11 +182,20 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({} names)", self.0.waiting.lock().names)
+        write!(f, "Listener({} names)", self.0.waiting.lock().names())
     }
 }
 
 impl Waiting {
+    fn knows(&self, name: &LockName) -> bool {
+        let watched = self.files.get(&file_of(name));
+        watched.is_some_and(|watched| watched.names.contains_key(name))
+    }
+
+    fn names(&self) -> usize {
+        self.files.values().map(|file| file.names.len()).sum()
+    }
+
     fn unwatch(&self, watch: i32) {
         if let Some(watcher) = &self.watcher {
             // This fails only if the file is gone, and its watch with it.
@@ -221,10 +219,10 @@ impl Shared {
                 })
             }
         };
-        self.folder.watch(&*watcher.inotify, file, WATCHED)
+        self.folder.watch(&*watcher.inotify, file)
     }
 
-    fn heard(&self, watch: i32, what: ReadFlags) {
+    fn heard(self: &Arc<Self>, watch: i32, what: ReadFlags) {
         let mut waiting = self.waiting.lock();
         if what.contains(ReadFlags::QUEUE_OVERFLOW) {
             return self.wake_ups.send(WakeUp::Resync);
@@ -242,17 +240,10 @@ impl Shared {
         // A cleaner removed the file. The next release touches the file that is made now; the last one may
         // have touched none.
         waiting.unwatch(watch);
-        let again = waiting.watcher.as_ref();
-        let again = again.and_then(|watcher| {
-            let watched = self.folder.watch(&*watcher.inotify, file, WATCHED);
-            watched.ok()
-        });
+        let again = self.watch(&mut waiting, file).ok();
         match (again, waiting.files.get_mut(&file)) {
             (Some(again), Some(watched)) => watched.watch = again,
-            _ => {
-                let lost = waiting.files.remove(&file);
-                waiting.names -= lost.map_or(0, |lost| lost.names.len());
-            }
+            _ => drop(waiting.files.remove(&file)),
         }
         self.wake_ups.send(WakeUp::Resync);
     }
@@ -300,11 +291,6 @@ fn file_of(name: &LockName) -> usize {
 /// Only files with a waiter are made. With fewer files, names that are waited for at the same time wake
 /// each other.
 const FILES: usize = 1_024;
-/// Touched, removed, or moved.
-const WATCHED: WatchFlags = WatchFlags::ATTRIB
-    .union(WatchFlags::MODIFY)
-    .union(WatchFlags::DELETE_SELF)
-    .union(WatchFlags::MOVE_SELF);
 /// Names waited on. Waiters of further names poll.
 const MOST: usize = 10_000;
 

@@ -15,11 +15,11 @@ use dlock_core::{
         Acquire, Capabilities, Finding, Release, Renew, Renewed, Result, Wake, check_runtime,
         kit::{
             Call, Class, Expected, Freed, Listed, Read, RecordStore, StoreTime, Stored, Waiters,
-            Write, Written, log_findings,
+            Write, Written, log_findings, renewed,
         },
     },
 };
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 /// The rows of a lock file on this machine.
 #[derive(Debug)]
@@ -66,17 +66,13 @@ impl SqliteStore {
     /// boot. A row that another boot wrote after this one began comes from another kernel, and then nothing
     /// can be trusted.
     fn stored(&self, row: Row, at: &Moment<'_>) -> Result<Stored> {
-        if row.boot == at.boot {
-            return Ok(match row.record {
-                Ok(record) => Stored::Record(record),
-                Err(damaged) => Stored::Damaged(damaged),
-            });
-        }
-        if row.written >= at.booted() {
-            let lock_file = &self.connection.lock_file().path;
+        let is_of_this_boot = row.boot == at.boot;
+        if !is_of_this_boot && row.written >= at.booted() {
+            let lock_file = &self.connection.lock_file.path;
             return Err(error::other_kernel(lock_file, &row.boot, at.boot));
         }
         Ok(match row.record {
+            Ok(record) if is_of_this_boot => Stored::Record(record),
             Ok(record) => Stored::Record(record.lapsed()),
             Err(damaged) => Stored::Damaged(damaged),
         })
@@ -87,22 +83,25 @@ impl SqliteStore {
         if unsigned(at.now) > write.not_after {
             return Ok(Written::Late);
         }
-        let expected = match write.expected {
-            Expected::Absent => {
-                let inserted = commands::insert(checkout.native(), write, &at).await;
-                return Ok(outcome(checkout.settle(inserted)?));
-            }
-            Expected::Version(version) => signed(version),
+        let version = match write.expected {
+            Expected::Absent => None,
+            Expected::Version(version) => Some(signed(version)),
             Expected::Damaged => {
                 let found = commands::find(checkout.native(), &write.name).await;
                 match checkout.settle(found)? {
-                    Some(row) if row.record.is_err() => row.version,
+                    Some(row) if row.record.is_err() => Some(row.version),
                     _ => return Ok(Written::Changed),
                 }
             }
         };
-        let swapped = commands::swap(checkout.native(), write, expected, &at).await;
-        Ok(outcome(checkout.settle(swapped)?))
+        let changed = match version {
+            None => commands::insert(checkout.native(), write, &at).await,
+            Some(version) => commands::swap(checkout.native(), write, version, &at).await,
+        };
+        Ok(match checkout.settle(changed)? {
+            true => Written::Written,
+            false => Written::Changed,
+        })
     }
 }
 
@@ -141,7 +140,7 @@ impl RecordStore for SqliteStore {
     }
 
     fn check(&self) -> Result<()> {
-        self.connection.lock_file().still_there()
+        self.connection.lock_file.still_there()
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
@@ -150,25 +149,17 @@ impl RecordStore for SqliteStore {
         let rows = commands::list(checkout.native(), (prefix, after), limit).await;
         let rows = checkout.settle(rows)?;
         drop(checkout);
-        let next = rows.last().filter(|_| rows.len() == limit);
-        let next = next.map(|(name, _)| name.clone());
-        let mut records = Vec::with_capacity(rows.len());
-        for (name, row) in rows {
-            // A row whose name is illegal is not a lock of dlock.
-            if let Some(name) = read_name(name) {
-                // A damaged row of this boot that is past its end holds nothing.
-                let free = row.boot == at.boot && row.until <= at.now;
-                match self.stored(row, &at)? {
-                    Stored::Damaged(_) if free => {}
-                    stored => records.push((name, stored)),
-                }
-            }
-        }
-        Ok(Listed {
-            time: time(&at),
-            records,
-            next,
-        })
+        let rows = rows.into_iter().map(|(name, row)| {
+            // A damaged row of this boot that is past its end holds nothing.
+            let free = row.boot == at.boot && row.until <= at.now;
+            let stored = match self.stored(row, &at)? {
+                Stored::Damaged(_) if free => Stored::Absent,
+                stored => stored,
+            };
+            Ok((name, stored))
+        });
+        let rows = rows.collect::<Result<_>>()?;
+        Ok(Listed::of(time(&at), rows, limit))
     }
 
     async fn forget(&self, after: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -180,7 +171,7 @@ impl RecordStore for SqliteStore {
 
     async fn take(&self, req: &Acquire) -> Result<Option<FencingToken>> {
         let mut checkout = self.connection.checkout(Class::Work).await?;
-        self.connection.lock_file().still_there()?;
+        self.connection.lock_file.still_there()?;
         let at = self.in_time(req.give_up)?;
         let taken = commands::take(checkout.native(), req, &at).await;
         let token = FencingToken(unsigned(at.wall));
@@ -207,26 +198,20 @@ impl RecordStore for SqliteStore {
         batch: &[Renew],
         give_up: Instant,
     ) -> Result<Vec<Option<Result<Renewed>>>> {
-        if self.connection.lock_file().is_replaced() {
+        if self.connection.lock_file.is_replaced() {
             // The next client opens the file that has the path now, and finds no holder.
             tracing::warn!(lock_file = ?self.connection, "sqlite: the lock file was moved, deleted or replaced: the locks held in it are over");
             return Ok(batch.iter().map(|_| Some(Ok(Renewed::NotHeld))).collect());
         }
-        let mut answers = Vec::with_capacity(batch.len());
-        for some in batch.chunks(RENEW_BATCH) {
-            let leases = some.iter().filter_map(|entry| Some((entry, entry.lease?)));
-            let leases: Vec<_> = leases.collect();
-            let mut checkout = self.connection.checkout(Class::Renewal).await?;
-            let at = self.in_time(give_up)?;
-            let ends = commands::renew(checkout.native(), &leases, &at).await;
-            let ends = checkout.settle(ends)?;
-            answers.extend(some.iter().map(|entry| {
-                let end = ends.get(entry.name.as_str().as_bytes())?;
-                let valid_for = at.until(*end);
-                entry.lease.map(|_| Ok(Renewed::Until { valid_for }))
-            }));
+        let leases = batch.iter().filter_map(|entry| Some((entry, entry.lease?)));
+        let leases: Vec<_> = leases.collect();
+        if leases.is_empty() {
+            return Ok(renewed(batch, &HashMap::new()));
         }
-        Ok(answers)
+        let mut checkout = self.connection.checkout(Class::Renewal).await?;
+        let at = self.in_time(give_up)?;
+        let rests = commands::renew(checkout.native(), &leases, &at).await;
+        Ok(renewed(batch, &checkout.settle(rests)?))
     }
 
     fn waiters(&self) -> Option<&dyn Waiters> {
@@ -238,7 +223,7 @@ impl RecordStore for SqliteStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let mut found = self.connection.lock_file().findings();
+        let mut found = self.connection.lock_file.findings();
         found.push(match self.capabilities.wake {
             Wake::Notify => Finding::ok("the kernel wakes waiters"),
             _ => Finding::ok("waiters poll, as dlock.wake says"),
@@ -253,23 +238,11 @@ impl RecordStore for SqliteStore {
     }
 }
 
-fn outcome(changed: bool) -> Written {
-    if changed {
-        Written::Written
-    } else {
-        Written::Changed
-    }
-}
-
 fn time(at: &Moment<'_>) -> StoreTime {
     StoreTime {
         now: unsigned(at.now),
         wall: unsigned(at.wall),
     }
-}
-
-fn read_name(name: Vec<u8>) -> Option<LockName> {
-    LockName::new(String::from_utf8(name).ok()?).ok()
 }
 
 /// Times that dlock writes are never negative.

@@ -84,65 +84,53 @@ impl Inner {
             request.leave_next();
             return Ok(None);
         }
+        let kept = self.connection.keep_alive(lease.id);
         let keep = async {
             match keeps {
-                true => self
-                    .connection
-                    .keep_alive(lease.id)
-                    .await
-                    .map(|seconds| sent + Duration::from_secs(seconds)),
+                true => kept.await.map(|length| sent + length),
                 false => Ok(lease.until),
             }
         };
-        let answer = match tokio::join!(request.ask(), keep) {
+        let answers = tokio::join!(request.ask(), keep);
+        let (is_usable, answer) = match answers {
             // The lease was over, and with it what hung on it.
-            (Ok(_), Ok(until)) if until <= sent => Answer::Over,
-            (Ok(answer), Ok(until)) => {
+            (Ok(_), Ok(until)) if until <= sent => (false, Ok(None)),
+            (Err(error), _) if is_lease_gone(&error) => (false, Ok(None)),
+            (Ok(Answer::Granted(granted)), Ok(until)) => {
                 request.lease.until = until;
-                answer
+                return Ok(request.granted(asked, granted, entered));
             }
-            (Err(error), _) if is_lease_gone(&error) => Answer::Over,
-            (Err(error), _) if error.effect() == Effect::None => {
-                asked.refused(false); // a lease whose request failed is not worth the doubt
-                request.leave_next();
-                return Err(error);
-            }
-            (Err(error), _) => return Err(error),
-            (Ok(_), Err(error)) => return Err(unanswered().with_source(error)),
-        };
-        let (is_usable, refused) = match answer {
-            Answer::Granted(grant) => return Ok(request.granted(asked, grant, entered)),
-            Answer::Elsewhere(taken, holds) => {
+            (Ok(Answer::Elsewhere(taken, holds)), Ok(_)) => {
                 request.leave_next();
                 let taken_over = self.take_over(&key, &taken, Duration::ZERO, entered);
                 // Until it is answered, the move is undone with the request.
                 let taken_over = taken_over.await?;
-                asked.refused(true);
-                return Ok(taken_over.map(|(token, rest)| {
-                    Acquired::Granted(Grant::new(token, count(holds), rest))
-                }));
+                let grant = |(token, rest)| Grant::new(token, count(holds), rest);
+                (true, Ok(taken_over.map(grant).map(Acquired::Granted)))
             }
-            Answer::Over => (false, None),
-            Answer::Again => (true, None),
-            Answer::Refused(refused) => (true, Some(refused)),
+            (Ok(Answer::Refused(refused)), Ok(_)) => (true, Ok(refused)),
+            // A lease whose request failed is not worth the doubt.
+            (Err(error), _) if error.effect() == Effect::None => (false, Err(error)),
+            (Err(error), _) => return Err(error),
+            (Ok(_), Err(error)) => return Err(unanswered().with_source(error)),
         };
         asked.refused(is_usable);
         request.leave_next();
-        Ok(refused)
+        answer
     }
 
     /// Records a waiter whose key a request is about to create.
     async fn new_waiter(&self, req: &Acquire, ticket: Ticket) -> Result<(String, i64)> {
         // As short as the server grants: a waiter that is dead delays the others for as long.
         let shortest = Duration::from_secs(self.least);
-        let mut lease = self.lease(shortest, shortest / 2).await?;
-        lease.refresh = lease.until - lease.length * 2 / 3;
+        let lease = self.lease(shortest, shortest / 2).await?;
         let key = (req.name.clone(), ticket);
         // One whose key may have been created by a request without an answer loses its position.
         self.forget(&key);
         let waiter = Waiter {
             key: self.keys(&req.name).waiter(&self.client, ticket),
             lease,
+            refresh: lease.until - lease.length * 2 / 3,
             created: None,
             turn_length: (req.lease.length() / 3).min(LONGEST_TURN),
             turn: None,
@@ -185,11 +173,8 @@ enum Answer {
     Granted(Granted),
     /// The hold is there already, on a lease of another client.
     Elsewhere(Taken, usize),
-    /// The lease of the request was over.
-    Over,
-    /// Something changed between two transactions.
-    Again,
-    Refused(Acquired),
+    /// `None`: something changed between two transactions.
+    Refused(Step),
 }
 
 struct Granted {
@@ -229,10 +214,10 @@ impl Request<'_> {
             return self.enter(inside, &line, &position).await;
         }
         if req.join.is_some() {
-            return Ok(Answer::Refused(Acquired::Gone));
+            return Ok(Answer::Refused(Some(Acquired::Gone)));
         }
         let Some(key) = ticket else {
-            return Ok(Answer::Refused(Acquired::Held(held(&line, None))));
+            return Ok(held(&line, None));
         };
         match position {
             QueuePosition::Stands(own, created) if line.created(&own) == Some(created) => {
@@ -240,7 +225,7 @@ impl Request<'_> {
             }
             QueuePosition::Stands(..) => {
                 inner.forget(&key);
-                Ok(Answer::Again)
+                Ok(Answer::Refused(None))
             }
             _ => self.stand(&key).await,
         }
@@ -283,7 +268,7 @@ impl Request<'_> {
                 next: None,
             }),
             Some(_) => Answer::Elsewhere(taken.clone(), holds),
-            None => Answer::Refused(Acquired::Held(held(line, None))),
+            None => held(line, None),
         }
     }
 
@@ -303,7 +288,7 @@ impl Request<'_> {
             return Err(DriverError::new(ErrorKind::Overloaded, message));
         }
         let Some(token) = inside.token() else {
-            return Ok(Answer::Again);
+            return Ok(Answer::Refused(None));
         };
         // Each hold is created at a revision of its own. So no more came since the reading than revisions are between the two, and sharers
         // that enter at the same time do not exclude each other while there is room for all.
@@ -317,7 +302,7 @@ impl Request<'_> {
         let txn = join(&self.keys, hold, through, position, self.next.as_ref());
         let answer = self.inner.connection.txn(txn).await?;
         if !answer.succeeded() {
-            return Ok(Answer::Again);
+            return Ok(Answer::Refused(None));
         }
         let created = Line::read(&self.keys, &answer).revision;
         Ok(Answer::Granted(Granted {
@@ -338,7 +323,7 @@ impl Request<'_> {
         };
         // Not the revision of this transaction: an earlier copy of the request may have created the key.
         let Some(created) = line.created(&name) else {
-            return Ok(Answer::Again);
+            return Ok(Answer::Refused(None));
         };
         self.inner.stands(key, lease, created);
         Ok(self.waits(key, &line))
@@ -348,8 +333,8 @@ impl Request<'_> {
         match self.inner.watch_line(key, line) {
             // Nothing is before it: the request was refused because of its own key, which an earlier copy had created, or which a sharer has
             // only now.
-            Some(0) if line.taken.is_empty() || self.has_room(line) => Answer::Again,
-            ahead => Answer::Refused(Acquired::Held(held(line, ahead))),
+            Some(0) if line.taken.is_empty() || self.has_room(line) => Answer::Refused(None),
+            ahead => held(line, ahead),
         }
     }
 
@@ -398,12 +383,11 @@ impl Request<'_> {
     }
 }
 
-/// A refusal.
-fn held(line: &Line, ahead: Option<usize>) -> driver::Held {
+fn held(line: &Line, ahead: Option<usize>) -> Answer {
     let mut held = driver::Held::default();
     held.by = line.holds().next().map(Taken::holder);
     held.ahead = ahead.and_then(|ahead| u32::try_from(ahead).ok());
-    held
+    Answer::Refused(Some(Acquired::Held(held)))
 }
 
 fn count(holds: usize) -> NonZeroU32 {

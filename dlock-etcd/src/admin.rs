@@ -21,8 +21,8 @@ impl Inner {
         rests: bool,
     ) -> Result<Snapshot> {
         let mut shown = Snapshot::free(name.clone());
-        let is_foreign = |taken: &&Taken| taken.record.is_none() && !taken.is_min_hold();
-        if line.taken.iter().any(|taken| is_foreign(&taken)) {
+        let is_foreign = |taken: &Taken| taken.record.is_none() && !taken.is_min_hold();
+        if line.taken.iter().any(is_foreign) {
             return Ok(Snapshot::damaged(
                 name.clone(),
                 "a hold of it was not written by dlock",
@@ -61,7 +61,7 @@ impl Inner {
         if !from.starts_with(begin.as_bytes()) {
             return Err(DriverError::misuse("the cursor is not one of this listing"));
         }
-        let limit = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         // No code of a name, and no rest of a key, has this character.
         let options = GetOptions::new().with_range(format!("{begin}\u{7f}"));
         let options = options.with_limit(limit);
@@ -83,15 +83,10 @@ impl Inner {
         }
         let mut next = None;
         if got.more() {
-            next = got
-                .kvs()
-                .last()
-                .map(|last| Cursor([last.key(), b"\0"].concat()));
+            let last = got.kvs().last();
+            next = last.map(|last| Cursor([last.key(), b"\0"].concat()));
             // The keys of the last name may go on behind the page.
-            if names.len() > 1 {
-                let last = names.pop();
-                next = last.map(|(name, _)| Cursor(self.keys(&name).all().into()));
-            } else if let Some((name, line)) = names.last_mut() {
+            if let Some((name, line)) = names.last_mut() {
                 let keys = self.keys(name);
                 *line = self.line(&keys).await?;
                 next = Some(Cursor(format!("{}\u{7f}", keys.all()).into()));

@@ -18,8 +18,8 @@ use dlock_core::{
     driver::{Ticket, kit::encode_segment},
 };
 use etcd_client::{
-    Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget,
-    Txn, TxnOp, TxnOpResponse, TxnResponse,
+    Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, PutOptions, ResponseHeader, SortOrder,
+    SortTarget, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
 use percent_encoding::percent_decode;
 
@@ -218,7 +218,7 @@ impl Line {
     /// Sorts what the operations of a transaction have read.
     pub(crate) fn read(keys: &Keys, answer: &TxnResponse) -> Self {
         let mut line = Self {
-            revision: revision(answer),
+            revision: answer.header().map_or(0, ResponseHeader::revision),
             ..Self::default()
         };
         for response in answer.op_responses() {
@@ -233,12 +233,6 @@ impl Line {
         line.waiters.sort_by_key(|(_, created)| *created);
         line
     }
-}
-
-pub(crate) fn revision(answer: &TxnResponse) -> i64 {
-    answer
-        .header()
-        .map_or(0, etcd_client::ResponseHeader::revision)
 }
 
 /// Where a request stands in the queue.

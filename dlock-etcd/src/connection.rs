@@ -24,18 +24,14 @@ use tokio::{
 
 /// The connection to the cluster. Without `Debug`: the options have the password.
 pub(crate) struct Connection {
-    members: Arc<Members>,
-    keep_alives: mpsc::Sender<KeepAlive>,
-    /// That of the client, which lasts as long as the connection must.
-    runtime: Handle,
-}
-
-struct Members {
     config: EtcdConfig,
     options: ConnectOptions,
     current: parking_lot::Mutex<Option<Arc<Link>>>,
     /// The member to connect to next. Locked while one is connected to.
     next: Mutex<usize>,
+    keep_alives: mpsc::Sender<KeepAlive>,
+    /// That of the client, which lasts as long as the connection must.
+    runtime: Handle,
 }
 
 /// The connection to one member.
@@ -55,10 +51,6 @@ impl Link {
     pub(crate) async fn lost(&self) {
         // An error: the sender is gone, which `self` prevents.
         drop(self.lost.subscribe().wait_for(|lost| *lost).await);
-    }
-
-    fn is_lost(&self) -> bool {
-        *self.lost.borrow()
     }
 
     /// Waits for the answer to a request. Dropped after a while in which none was answered, it ends the use of the connection.
@@ -106,9 +98,26 @@ impl KeepAlive {
 /// The stream of keep-alives, to be run by [`keep_alives`].
 pub(crate) type KeepAlives = mpsc::Receiver<KeepAlive>;
 
-impl Members {
+impl Connection {
+    /// Connects to one of the members.
+    pub(crate) async fn open(config: EtcdConfig) -> Result<(Arc<Self>, KeepAlives)> {
+        let (keep_alives, requests) = mpsc::channel(QUEUED);
+        let connection = Arc::new(Self {
+            options: options(&config).await?,
+            config,
+            current: parking_lot::Mutex::default(),
+            next: Mutex::default(),
+            keep_alives,
+            runtime: Handle::current(),
+        });
+        connection.link().await?;
+        log_findings("etcd", &connection.diagnose().await);
+        Ok((connection, requests))
+    }
+
     fn current(&self) -> Option<Arc<Link>> {
-        self.current.lock().clone().filter(|link| !link.is_lost())
+        let link = self.current.lock().clone();
+        link.filter(|link| !*link.lost.borrow())
     }
 
     async fn connect(&self) -> Result<Arc<Link>> {
@@ -159,29 +168,9 @@ impl Members {
         }
         Ok(client)
     }
-}
-
-impl Connection {
-    /// Connects to one of the members.
-    pub(crate) async fn open(config: EtcdConfig) -> Result<(Self, KeepAlives)> {
-        let (keep_alives, requests) = mpsc::channel(QUEUED);
-        let connection = Self {
-            members: Arc::new(Members {
-                options: options(&config).await?,
-                config,
-                current: parking_lot::Mutex::default(),
-                next: Mutex::default(),
-            }),
-            keep_alives,
-            runtime: Handle::current(),
-        };
-        connection.link().await?;
-        log_findings("etcd", &connection.diagnose().await);
-        Ok((connection, requests))
-    }
 
     /// What the members and their alarms mean for a lock.
-    pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
+    pub(crate) async fn diagnose(self: &Arc<Self>) -> Result<Vec<Finding>> {
         let members =
             self.call(|client| async move { client.cluster_client().member_list().await });
         let alarms = self.call(|client| async move {
@@ -197,13 +186,13 @@ impl Connection {
     }
 
     /// The connection in use, or a new one to the next member that answers.
-    pub(crate) async fn link(&self) -> Result<Arc<Link>> {
-        if let Some(link) = self.members.current() {
+    pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<Link>> {
+        if let Some(link) = self.current() {
             return Ok(link);
         }
         // In a task: a caller that is not polled any more must keep no other from it.
-        let members = Arc::clone(&self.members);
-        let connected = in_runtime(&self.runtime, async move { members.connect().await });
+        let connection = Arc::clone(self);
+        let connected = in_runtime(&self.runtime, async move { connection.connect().await });
         let ended = || Err(DriverError::unavailable("the client's runtime has ended"));
         connected.await.unwrap_or_else(ended)
     }
@@ -212,7 +201,7 @@ impl Connection {
     ///
     /// # Cancel safety
     /// The request may still be executed.
-    pub(crate) async fn call<T, F>(&self, send: impl FnOnce(Client) -> F) -> Result<T>
+    pub(crate) async fn call<T, F>(self: &Arc<Self>, send: impl FnOnce(Client) -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Native>>,
     {
@@ -228,7 +217,7 @@ impl Connection {
 
     /// Runs a request to its end, also when its caller is gone.
     pub(crate) async fn detached<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let link = self.link().await?;
@@ -241,13 +230,13 @@ impl Connection {
         }
     }
 
-    pub(crate) async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+    pub(crate) async fn txn(self: &Arc<Self>, txn: Txn) -> Result<TxnResponse> {
         self.call(|client| async move { client.kv_client().txn(txn).await })
             .await
     }
 
     /// Makes a lease with this number. The answer is how many seconds it lasts, which may be more than asked for.
-    pub(crate) async fn grant(&self, lease: i64, seconds: u64) -> Result<u64> {
+    pub(crate) async fn grant(self: &Arc<Self>, lease: i64, seconds: u64) -> Result<u64> {
         let options = Some(LeaseGrantOptions::new().with_id(lease));
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
         let granted = self.call(|client| async move {
@@ -258,7 +247,7 @@ impl Connection {
     }
 
     /// Ends a lease and the key that hangs on it. Afterwards no request that needs the lease can have an effect.
-    pub(crate) async fn revoke(&self, lease: i64) -> Result<()> {
+    pub(crate) async fn revoke(self: &Arc<Self>, lease: i64) -> Result<()> {
         let revoked = self.call(|client| async move { client.lease_client().revoke(lease).await });
         match revoked.await {
             Err(error) if !crate::error::is_lease_gone(&error) => Err(error),
@@ -267,7 +256,7 @@ impl Connection {
     }
 
     /// The whole seconds that a lease lasts at least; `None`: it is over.
-    pub(crate) async fn rest(&self, lease: i64) -> Result<Option<Duration>> {
+    pub(crate) async fn rest(self: &Arc<Self>, lease: i64) -> Result<Option<Duration>> {
         let rest = self
             .call(|client| async move { client.lease_client().time_to_live(lease, None).await });
         match rest.await {
@@ -277,8 +266,8 @@ impl Connection {
         }
     }
 
-    /// Prolongs a lease to its length from now on. The answer is that length in seconds, 0 if the lease is over.
-    pub(crate) async fn keep_alive(&self, lease: i64) -> Result<u64> {
+    /// Prolongs a lease to its length from now on. The answer is that length, 0 if the lease is over.
+    pub(crate) async fn keep_alive(self: &Arc<Self>, lease: i64) -> Result<Duration> {
         let link = self.link().await?;
         let (answer, answered) = oneshot::channel();
         let kept = async {
@@ -286,7 +275,8 @@ impl Connection {
             drop(self.keep_alives.send(KeepAlive { lease, answer }).await);
             answered.await
         };
-        link.answered(kept).await.map_err(|_| unanswered())
+        let seconds = link.answered(kept).await.map_err(|_| unanswered())?;
+        Ok(Duration::from_secs(seconds))
     }
 }
 

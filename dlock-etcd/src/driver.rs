@@ -113,7 +113,6 @@ impl EtcdDriver {
         check_runtime()?;
         let (store, root) = (config.store(), config.prefix.clone());
         let (connection, requests) = Connection::open(config).await?;
-        let connection = Arc::new(connection);
         let ids = system_random()?.cast_signed();
         let first = lease_id(ids);
         let least = connection.grant(first, 1).await?;
@@ -289,16 +288,16 @@ impl Inner {
     async fn keep_waiting(&self, key: WaiterKey, lease: Lease) {
         let sent = self.clock.now();
         // Not answered in time, the connection is changed; not answered at all, the next one is due soon.
-        let Ok(Ok(seconds)) = timeout(WAITS, self.keep(lease, sent)).await else {
+        let Ok(Ok(length)) = timeout(WAITS, self.keep(lease, sent)).await else {
             return;
         };
         let mut table = self.table();
         let waiter = table.waiters.get_mut(&key);
         // Otherwise it entered the queue anew meanwhile.
         if let Some(waiter) = waiter.filter(|waiter| waiter.lease.id == lease.id) {
-            waiter.lease.until = sent + Duration::from_secs(seconds);
+            waiter.lease.until = sent + length;
             drop(table);
-            if seconds == 0 {
+            if length.is_zero() {
                 self.wait_again(&key);
             }
         }
@@ -306,11 +305,11 @@ impl Inner {
 
     /// Prolongs a lease, unless it may be over: a server answers such a keep-alive only when it has removed the lease, and until then no
     /// other one on the stream.
-    async fn keep(&self, lease: Lease, now: Instant) -> Result<u64> {
+    async fn keep(&self, lease: Lease, now: Instant) -> Result<Duration> {
         if lease.until <= now {
             let rest = self.connection.rest(lease.id).await?.unwrap_or_default();
             if rest.is_zero() {
-                return Ok(0);
+                return Ok(Duration::ZERO);
             }
         }
         self.connection.keep_alive(lease.id).await

@@ -2,66 +2,49 @@
 
 use dlock_core::{
     Effect, ErrorKind, RetryClass,
-    driver::{DriverError, Result},
+    driver::{DriverError, Result, kit::ErrorClass},
 };
 use etcd_client::Error as Native;
 
-/// What an error means for the program, the retry loop, and its effect.
-type Class = (ErrorKind, RetryClass, Effect);
-
-const NOW: Class = (ErrorKind::Unavailable, RetryClass::Now, Effect::None);
-const LATER: Class = (ErrorKind::Unavailable, RetryClass::Later, Effect::None);
-const UNKNOWN: Class = (ErrorKind::Unavailable, RetryClass::Later, Effect::Unknown);
-const MISUSE: Class = (ErrorKind::Misuse, RetryClass::Never, Effect::None);
+/// By a part of the text. What becomes of the connection, only [`is_open`] says.
+type Class = ErrorClass<&'static str, ()>;
 
 /// The texts of etcd's refusals, which the codes alone do not tell apart, with advice.
-const REFUSALS: &[(&str, Class, &str)] = &[
-    (
-        LEASE_GONE,
-        NOW,
-        "the lease of the request was over before it was executed",
-    ),
-    // The member that finds it out has executed the request before it refuses it.
-    ("database space exceeded", UNKNOWN, QUOTA),
-    ("corrupt cluster", LATER, CORRUPT),
-    (
-        "too many requests",
-        LATER,
-        "the server is overloaded and refused the request",
-    ),
-    ("permission denied", MISUSE, DENIED),
-    (
-        "user name is empty",
-        MISUSE,
-        "the server asks for a user: etcd://user:password@host",
-    ),
-    (
-        "authentication failed",
-        MISUSE,
-        "the server refused the user or the password",
-    ),
-    ("authentication is not enabled", MISUSE, NO_USERS),
-    ("rpc not supported for learner", LATER, LEARNER),
-];
+#[rustfmt::skip] // a row a line
+const REFUSALS: [Class; 9] = {
+    use Effect::{None, Unknown};
+    use ErrorKind::{Misuse, Unavailable};
+    use RetryClass::{Later, Never, Now};
+    [
+        Class::new(LEASE_GONE, Unavailable, Now, None, (), "the lease of the request was over before it was executed"),
+        // The member that finds it out has executed the request before it refuses it.
+        Class::new("database space exceeded", Unavailable, Later, Unknown, (), "etcd's quota is used up: compact, defragment and disarm the alarm, and turn on auto-compaction"),
+        Class::new("corrupt cluster", Unavailable, Later, None, (), "etcd's members differ in their data (alarm CORRUPT): replace the damaged one, then disarm the alarm"),
+        Class::new("too many requests", Unavailable, Later, None, (), "the server is overloaded and refused the request"),
+        Class::new("permission denied", Misuse, Never, None, (), "the user may not read and write below the prefix: grant its role readwrite"),
+        Class::new("user name is empty", Misuse, Never, None, (), "the server asks for a user: etcd://user:password@host"),
+        Class::new("authentication failed", Misuse, Never, None, (), "the server refused the user or the password"),
+        Class::new("authentication is not enabled", Misuse, Never, None, (), "the URL has a user, and the server has authentication turned off"),
+        Class::new("rpc not supported for learner", Unavailable, Later, None, (), "the member is a learner, which serves no locks: name voting members"),
+    ]
+};
 
 /// What the text of a refusal says; `None`: the outcome of the request is unknown.
-fn refusal(cause: &Native) -> Option<&'static (&'static str, Class, &'static str)> {
+fn refusal(cause: &Native) -> Option<&'static Class> {
     let Native::GRpcStatus(status) = cause else {
         return None;
     };
     let text = status.message();
-    REFUSALS.iter().find(|(part, ..)| text.contains(part))
+    REFUSALS.iter().find(|class| text.contains(class.code))
 }
 
 /// The error of a failed request.
 pub(crate) fn failed(cause: Native) -> DriverError {
-    let lost = "the request failed before etcd confirmed it";
-    let ((kind, retry, effect), advice) =
-        refusal(&cause).map_or((UNKNOWN, lost), |(_, class, advice)| (*class, *advice));
-    DriverError::new(kind, advice)
-        .with_retry(retry)
-        .with_effect(effect)
-        .with_source(cause)
+    match refusal(&cause) {
+        Some(class) => class.failure(cause).error,
+        None => DriverError::unanswered("the request failed before etcd confirmed it")
+            .with_source(cause),
+    }
 }
 
 /// Whether the error says nothing about the request, so that the connection, or the member behind it, is not trusted any more.
@@ -118,11 +101,6 @@ pub(crate) fn check_version(version: &str) -> Result<()> {
     Err(DriverError::new(ErrorKind::Unsupported, message))
 }
 
-const QUOTA: &str = "etcd's quota is used up: compact, defragment and disarm the alarm, and turn on auto-compaction";
-const CORRUPT: &str = "etcd's members differ in their data (alarm CORRUPT): replace the damaged one, then disarm the alarm";
-const DENIED: &str = "the user may not read and write below the prefix: grant its role readwrite";
-const NO_USERS: &str = "the URL has a user, and the server has authentication turned off";
-const LEARNER: &str = "the member is a learner, which serves no locks: name voting members";
 const LEASE_GONE: &str = "requested lease not found";
 const OLDEST: [u32; 3] = [3, 5, 13];
 

@@ -34,7 +34,12 @@ impl Inner {
     pub(crate) async fn grant(&self, length: Duration) -> Result<Lease> {
         let (id, sent) = (self.next_id(), self.clock.now());
         let granted = self.connection.grant(id, self.seconds(length)).await?;
-        Ok(Lease::new(id, Duration::from_secs(granted), sent))
+        let length = Duration::from_secs(granted);
+        Ok(Lease {
+            id,
+            length,
+            until: sent + length,
+        })
     }
 
     fn seconds(&self, length: Duration) -> u64 {
@@ -49,7 +54,6 @@ impl Inner {
         if table.spares.len() < SPARES {
             table.spares.push(lease);
         } else {
-            drop(table);
             self.end(lease.id);
         }
     }
@@ -246,18 +250,17 @@ impl Unanswered {
     fn take_own(&mut self) -> Option<Hold> {
         let key = self.key.take()?;
         let mut table = self.inner.table();
-        let found = table.holds.get(&key);
-        // Another copy of the request was granted with the same lease.
-        if found.is_some_and(|hold| hold.held.is_some() && hold.leases().any(|id| id == self.lease))
-        {
-            return None;
+        match table.holds.get(&key) {
+            Some(hold) if hold.held.is_none() && hold.lease.id == self.lease => {
+                table.holds.remove(&key)
+            }
+            // Another copy of the request was granted with the same lease.
+            Some(hold) if hold.held.is_some() && hold.leases().any(|id| id == self.lease) => None,
+            _ => {
+                self.inner.end(self.lease);
+                None
+            }
         }
-        if found.is_some_and(|hold| hold.held.is_none() && hold.lease.id == self.lease) {
-            return table.holds.remove(&key);
-        }
-        drop(table);
-        self.inner.end(self.lease);
-        None
     }
 }
 

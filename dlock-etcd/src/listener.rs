@@ -7,11 +7,11 @@ use crate::{
     commands::{Line, QueuePosition},
     connection::Link,
     driver::Inner,
-    table::{Waiter, WaiterKey, Watch},
+    table::{WaiterKey, Watch},
 };
 use dlock_core::{Instant, driver::WakeUp};
 use etcd_client::{
-    Error as Native, WatchFilterType, WatchOptions, WatchRequestSender, WatchResponse,
+    Error as Native, KeyValue, WatchFilterType, WatchOptions, WatchRequestSender, WatchResponse,
 };
 use std::{sync::Arc, time::Duration};
 use tokio::{
@@ -29,19 +29,13 @@ pub(crate) enum Order {
 impl Inner {
     /// Where a waiter stands. Its turn, if it came, is being used.
     pub(crate) fn position(&self, key: &WaiterKey) -> QueuePosition {
-        let mut table = self.table();
-        match table.waiters.get_mut(key) {
-            Some(Waiter {
-                key,
-                created: Some(created),
-                turn,
-                ..
-            }) => {
-                *turn = None;
-                QueuePosition::Stands(key.clone(), *created)
-            }
-            _ => QueuePosition::None,
+        if let Some(waiter) = self.table().waiters.get_mut(key)
+            && let Some(created) = waiter.created
+        {
+            waiter.turn = None;
+            return QueuePosition::Stands(waiter.key.clone(), created);
         }
+        QueuePosition::None
     }
 
     /// Records that a waiter with that lease stands since that revision.
@@ -163,28 +157,27 @@ impl Inner {
         if told.events().is_empty() && !has_ended {
             return;
         }
-        let mut table = self.table();
+        let mut guard = self.table();
+        let table = &mut *guard; // so that its fields are borrowed apart
         let Some(key) = table.watches.get(&told.watch_id()).cloned() else {
             return;
         };
-        let watch = table.waiters.get_mut(&key).map(|waiter| &mut waiter.watch);
-        let Some(Some(watch)) = watch else { return };
+        let Some(waiter) = table.waiters.get_mut(&key) else {
+            return;
+        };
+        let Some(watch) = &mut waiter.watch else {
+            return;
+        };
         let events = told.events().iter().filter_map(|event| event.kv());
-        let revision = events
-            .map(etcd_client::KeyValue::mod_revision)
-            .max()
-            .unwrap_or(0);
-        watch.from = watch.from.max(revision + 1);
+        let newest = events.map(KeyValue::mod_revision).max();
+        watch.from = watch.from.max(newest.unwrap_or(0) + 1);
         let is_first = watch.ahead.is_none();
         if has_ended {
             // Forgotten, so that the next poll sets a new one.
-            let id = watch.id;
-            table.watches.remove(&id);
-            if let Some(waiter) = table.waiters.get_mut(&key) {
-                waiter.watch = None;
-            }
+            table.watches.remove(&watch.id);
+            waiter.watch = None;
         }
-        drop(table);
+        drop(guard);
         if is_first && !has_ended {
             self.turn(&key);
         } else {

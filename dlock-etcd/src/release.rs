@@ -4,10 +4,9 @@ use crate::{
     commands::{self, Keys, Line, Taken, delete_all, put, unchanged},
     driver::Inner,
     error::contended,
-    table::{Held, Hold, HoldKey},
 };
 use dlock_core::{
-    Holds, Owner,
+    Holds,
     driver::{Release, Released, Result},
 };
 use etcd_client::{Txn, TxnOp};
@@ -21,17 +20,20 @@ impl Inner {
         };
         let key = (req.name.clone(), hold);
         let found = self.table().holds.get(&key).cloned();
-        match found.filter(|found| found.owner == req.owner) {
-            Some(Hold { held: None, .. }) => self.undo(&key).await?,
-            Some(Hold {
-                held: Some(held), ..
-            }) if held.end <= self.clock.now() => {
+        let found = found.filter(|found| found.owner == req.owner);
+        match found.map(|found| found.held) {
+            // It is not known whether it was granted.
+            Some(None) => self.undo(&key).await?,
+            Some(Some(held)) if held.end <= self.clock.now() => {
                 return Ok(Released::NotHeld { by: None });
             }
-            Some(Hold {
-                held: Some(held), ..
-            }) if req.min_hold.is_none() => {
-                if let Some(left) = self.release_known(&keys, (&key, req.owner), held).await? {
+            Some(Some(held)) if req.min_hold.is_none() => {
+                let txn = commands::release(&keys, hold, held.created);
+                let answer = self.connection.txn(txn).await?;
+                // Otherwise it is not there, or a minimum hold waits for the last one.
+                if answer.succeeded() {
+                    self.ended(&key, req.owner);
+                    let left = Line::read(&keys, &answer).holds().count();
                     return Ok(released(left, None));
                 }
             }
@@ -40,22 +42,6 @@ impl Inner {
         let answer = self.release_slowly(req, &keys).await?;
         self.ended(&key, req.owner);
         Ok(answer)
-    }
-
-    /// Removes a hold of this client. The answer is how many are left; `None`: it is not there, or a minimum hold waits for the last one.
-    async fn release_known(
-        &self,
-        keys: &Keys,
-        (key, owner): (&HoldKey, Owner),
-        held: Held,
-    ) -> Result<Option<usize>> {
-        let txn = commands::release(keys, key.1, held.created);
-        let answer = self.connection.txn(txn).await?;
-        if !answer.succeeded() {
-            return Ok(None);
-        }
-        self.ended(key, owner);
-        Ok(Some(Line::read(keys, &answer).holds().count()))
     }
 
     /// Reads the lock, and removes holds if nothing changed meanwhile.

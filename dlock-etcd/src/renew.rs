@@ -6,7 +6,7 @@
 use crate::{
     commands::Taken,
     driver::Inner,
-    error::{contended, unanswered},
+    error::unanswered,
     table::{Hold, HoldKey},
 };
 use dlock_core::{
@@ -33,8 +33,8 @@ impl Inner {
             let lease = lease.map(|hold| hold.lease.id);
             async move {
                 match lease {
-                    Some(lease) => self.connection.keep_alive(lease).await.map(Some),
-                    None => Ok(None),
+                    Some(lease) => self.connection.keep_alive(lease).await,
+                    None => Ok(Duration::ZERO),
                 }
             }
         });
@@ -65,7 +65,7 @@ impl Inner {
         entry: &Renew,
         hold: Option<Hold>,
         taken: Option<Taken>,
-        kept: Option<u64>,
+        kept: Duration,
         entered: Instant,
     ) -> Result<Renewed> {
         let key = (entry.name.clone(), entry.hold);
@@ -86,12 +86,9 @@ impl Inner {
             }
             return Err(unanswered());
         }
-        let kept = Duration::from_secs(kept.ok_or_else(contended)?);
-        if kept.is_zero() {
-            self.ended(&key, entry.owner);
-            return Ok(Renewed::NotHeld);
-        }
-        if kept < lease && self.rehang(&key, &taken, lease).await?.is_none() {
+        let is_over =
+            kept.is_zero() || kept < lease && self.rehang(&key, &taken, lease).await?.is_none();
+        if is_over {
             self.ended(&key, entry.owner);
             return Ok(Renewed::NotHeld);
         }

@@ -14,8 +14,6 @@ pub(crate) struct Lease {
     pub(crate) length: Duration,
     /// The server has not ended it before that, unless it was revoked. It counts from before a request that was answered.
     pub(crate) until: Instant,
-    /// When the next keep-alive of a waiter is due.
-    pub(crate) refresh: Instant,
 }
 
 /// A hold of this client, from before its request is sent.
@@ -75,6 +73,8 @@ impl Hold {
 pub(crate) struct Waiter {
     pub(crate) key: String,
     pub(crate) lease: Lease,
+    /// When its next keep-alive is due.
+    pub(crate) refresh: Instant,
     /// The revision at which its key was created; `None`: it is not known whether there is one.
     pub(crate) created: Option<i64>,
     /// How long its turn may stay unused.
@@ -133,7 +133,7 @@ impl Table {
             .filter(|waiter| waiter.created.is_some());
         let waits = waiters.map(|waiter| {
             let turn = waiter.turn.unwrap_or(Instant::FAR);
-            turn.min(waiter.lease.refresh)
+            turn.min(waiter.refresh)
         });
         ends.chain(min_holds)
             .chain(waits)
@@ -162,9 +162,9 @@ impl Table {
             if waiter.turn.is_some_and(|turn| turn <= now) {
                 due.unused.push(key.clone());
                 waiter.turn = Some(Instant::FAR);
-            } else if waiter.lease.refresh <= now {
+            } else if waiter.refresh <= now {
                 due.waiting.push((key.clone(), waiter.lease));
-                waiter.lease.refresh = now + waiter.lease.length / 3;
+                waiter.refresh = now + waiter.lease.length / 3;
             }
         }
         due
@@ -185,18 +185,6 @@ impl Table {
     }
 }
 
-impl Lease {
-    /// A lease whose grant was sent then.
-    pub(crate) fn new(id: i64, length: Duration, sent: Instant) -> Self {
-        Self {
-            id,
-            length,
-            until: sent + length,
-            refresh: sent + length / 3,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{Lease, Table, Waiter};
@@ -211,7 +199,12 @@ mod tests {
         let key = ("x".parse().unwrap(), Ticket(NonZeroU64::MIN));
         let waiter = Waiter {
             key: "w/1".into(),
-            lease: Lease::new(1, SECOND * 60, begin),
+            lease: Lease {
+                id: 1,
+                length: SECOND * 60,
+                until: begin + SECOND * 60,
+            },
+            refresh: begin + SECOND * 20,
             created: Some(1),
             turn_length: SECOND,
             turn: None,

@@ -3,7 +3,7 @@
 //! Turns the order of seats into grants. All attempts run under the gate of the lock name.
 
 use crate::{
-    commands::{self, Taken, Use, list_seats},
+    commands::{Taken, Use, token},
     connection::Session,
     error::{contended, failed, is_open, late},
     line::{Line, stem},
@@ -96,13 +96,12 @@ impl Session {
             return self.repeat(mine, end, entered).await;
         }
         if mine.node.is_none() {
-            let asked = |mine: &mut Mine| mine.phase = Phase::Asked(req.give_up);
-            self.seats.change(mine.id, asked);
+            self.seats.set(mine.id, Phase::Asked(req.give_up));
             if self.found(mine).await.map_err(unanswered)?.is_none() {
                 self.seats.remove(mine.id);
             } else if !mine.is_sequential() {
-                let held = |mine: &mut Mine| mine.phase = Phase::Held(entered + req.lease.length());
-                self.seats.change(mine.id, held);
+                let end = entered + req.lease.length();
+                self.seats.set(mine.id, Phase::Held(end));
             }
             return Ok(None);
         }
@@ -110,9 +109,9 @@ impl Session {
         if is_same && mine.is_first(self.clock.now()) {
             return self.inside(req, mine.id, entered);
         }
-        let folder = self.root.folder(&req.name);
+        let folder = self.folder(&req.name);
         let line = if is_same {
-            list_seats(&self.client, &folder).await
+            folder.list().await
         } else {
             // Created for another task: the same round trip writes the new owner and hold to its node.
             let told = Mine {
@@ -123,10 +122,8 @@ impl Session {
             };
             let version = mine.node.as_ref().and_then(|node| node.version);
             let only = (told.owner != mine.owner).then(|| version.unwrap_or(UNKNOWN));
-            let (written, line) = futures_util::join!(
-                self.write_waits(&told, only),
-                list_seats(&self.client, &folder)
-            );
+            let writing = self.write_waits(&told, only);
+            let (written, line) = futures_util::join!(writing, folder.list());
             if let Err(Native::BadVersion) = written {
                 // Holds of the owner for whom it stood may have entered through it: they have, or had, its token.
                 self.remove(mine).await.map_err(failed)?;
@@ -154,11 +151,11 @@ impl Session {
         };
         let used = if is_next { Use::Waits } else { Use::Held };
         let data = mine.record(used).encode();
-        let (folder, first) = (self.root.folder(&req.name), mine.stem.clone());
+        let (folder, first) = (self.folder(&req.name), mine.stem.clone());
         // Recorded before the request is sent: even if this future is dropped, the seat is found again or
         // removed.
         let id = self.seats.insert(mine);
-        let (made, line) = commands::stand(&self.client, &folder, &first, &data, self.acls()).await;
+        let (made, line) = folder.stand(&first, &data, self.acls()).await;
         let (stat, number) = match made {
             Ok(made) => made,
             Err(error) => {
@@ -166,14 +163,15 @@ impl Session {
                     self.seats.remove(id);
                 }
                 if error == Native::NoNode {
-                    self.make_folder(&folder).await.map_err(failed)?;
+                    self.make_folder(&folder.path).await.map_err(failed)?;
                     return Ok(None);
                 }
                 return Err(failed(error));
             }
         };
         let (file, number) = (format!("{first}{number}"), number.into_i64());
-        let (token, turn) = (self.token(&stat), self.clock.now() + self.turn_length());
+        self.observe(&stat);
+        let (token, turn) = (token(&stat), self.clock.now() + self.turn_length());
         self.seats.change(id, |mine| {
             mine.node = Some(Node {
                 file,
@@ -232,7 +230,7 @@ impl Session {
         if let (true, Some(node)) = (before.waits, &before.node) {
             self.say_held(&before, node);
         }
-        Ok(Some(self.granted(before.token, 1, end, entered)?))
+        self.granted(before.token, 1, end, entered)
     }
 
     /// Writes to the node that it is held. The grant does not depend on it: the data is for clients of the same owner, and

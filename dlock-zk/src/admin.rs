@@ -3,7 +3,7 @@
 //! They show locks to operators, and no grant depends on them.
 
 use crate::{
-    commands::{Taken, Use, list_seats, read},
+    commands::{Taken, Use},
     config::decode,
     connection::Session,
     error::failed,
@@ -11,7 +11,7 @@ use crate::{
     seats::Phase,
 };
 use dlock_core::{
-    ErrorKind, LockName, Snapshot,
+    LockName, Snapshot,
     driver::{Cursor, DriverError, Page, Result},
 };
 use futures_util::{StreamExt, stream};
@@ -27,8 +27,7 @@ impl Session {
         if line.is_empty() {
             return Ok(seen);
         }
-        let folder = self.root.folder(name);
-        let taken = read(&self.client, &folder, line.inside()).await?;
+        let taken = self.folder(name).read(line.inside()).await?;
         let living = taken.iter().filter(|taken| self.lives(name, taken));
         let living: Vec<_> = living.collect();
         seen.holds = u32::try_from(living.len()).unwrap_or(u32::MAX);
@@ -75,10 +74,10 @@ impl Session {
                 .ok()
                 .and_then(|text| text.strip_prefix(CURSOR)),
         };
-        let foreign = || DriverError::new(ErrorKind::Misuse, "the cursor is not from this driver");
+        let foreign = || DriverError::misuse("the cursor is not from this driver");
         let after = after.ok_or_else(foreign)?;
-        let synced = self.client.sync(self.root.path());
-        let children = self.client.list_children(self.root.path());
+        let root = self.config.root.path();
+        let (synced, children) = (self.client.sync(root), self.client.list_children(root));
         let (synced, children) = futures_util::join!(synced, children);
         let children = match synced.and(children) {
             Err(Native::NoNode) => Vec::new(),
@@ -94,7 +93,7 @@ impl Session {
         let mut listing = stream::iter(names)
             .map(|name| async move {
                 let seen = async {
-                    let line = list_seats(&self.client, &self.root.folder(&name)).await?;
+                    let line = self.folder(&name).list().await?;
                     self.snapshot(&name, &line).await
                 };
                 match seen.await {

@@ -4,7 +4,7 @@
 //! repeats, and removals that were not confirmed.
 
 use crate::{
-    commands::{Taken, Use, list_seats_synced, read, remove_all, token},
+    commands::{Taken, Use, token},
     connection::Session,
     seats::{Mine, Node, Phase},
 };
@@ -43,8 +43,7 @@ impl Session {
     /// Marks a seat for removal, with as many attempts as that takes.
     pub(crate) fn doom(&self, seat: u64, after: Duration) {
         let at = self.clock.now() + after;
-        let doom = |mine: &mut Mine| mine.phase = Phase::Doomed(at);
-        self.seats.change(seat, doom);
+        self.seats.set(seat, Phase::Doomed(at));
     }
 
     /// Handles a seat whose time is up.
@@ -64,7 +63,7 @@ impl Session {
         // The previous task at the gate may have changed the seat, and a renewal may change it now.
         let due = self.seats.change(seat, |mine| {
             let before = mine.phase;
-            if before.held_until().is_some_and(|end| end <= now) {
+            if mine.held_until().is_some_and(|end| end <= now) {
                 mine.phase = Phase::Doomed(now);
                 mine.lapsed = true;
             }
@@ -78,16 +77,16 @@ impl Session {
             Phase::Held(_) | Phase::Doomed(_) if mine.lapsed => {
                 // After the end of the last lease nothing may keep the lock unavailable: the minimum holds beside it,
                 // of whichever client, are removed first.
-                let folder = self.root.folder(&mine.name);
-                let line = list_seats_synced(&self.client, &folder).await?;
+                let folder = self.folder(&mine.name);
+                let line = folder.list_synced().await?;
                 let beside = number.map_or(&[][..], |number| line.of(number));
-                let mut beside = read(&self.client, &folder, beside).await?;
+                let mut beside = folder.read(beside).await?;
                 beside.retain(|taken| !mine.is_at(&taken.seat.file));
                 let is_over = |taken: &Taken| {
                     matches!(taken.used(), Use::Kept(_)) || self.is_over_here(&mine.name, taken)
                 };
                 if !beside.is_empty() && beside.iter().all(is_over) {
-                    if !remove_all(&self.client, &folder, &beside).await? {
+                    if !folder.remove_all(&beside).await? {
                         self.doom(seat, AGAIN); // one of them changed meanwhile
                         return Ok(());
                     }
@@ -99,7 +98,7 @@ impl Session {
             }
             Phase::Asked(_) | Phase::Kept(_) | Phase::Held(_) | Phase::Doomed(_) => {}
             Phase::Waits(_) => {
-                let line = list_seats_synced(&self.client, &self.root.folder(&mine.name)).await?;
+                let line = self.folder(&mine.name).list_synced().await?;
                 if line.inside().first().map(|seat| seat.number) != number {
                     // Only a seat further ahead left: the next poll watches the one before.
                     self.seats.change(seat, |mine| mine.phase = self.waits());
@@ -137,7 +136,7 @@ impl Session {
     /// Finds the node of a request whose answer was lost with its connection. When a new connection of the
     /// session answers this, the server has closed the old one. So a node that does not exist now never will.
     pub(crate) async fn found(&self, mine: &Mine) -> Result<Option<Node>, Native> {
-        let line = list_seats_synced(&self.client, &self.root.folder(&mine.name)).await?;
+        let line = self.folder(&mine.name).list_synced().await?;
         for seat in line.begin_with(&mine.stem) {
             let path = self.path(&mine.name, &seat.file);
             // The node of another session for the same hold is left alone.

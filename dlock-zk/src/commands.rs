@@ -128,65 +128,121 @@ pub(crate) fn token(stat: &Stat) -> Option<FencingToken> {
     u64::try_from(stat.czxid).ok().map(FencingToken)
 }
 
-/// Creates a seat and lists all seats, in one round trip. The first request is a quorum write. The server of
-/// this session serves the second after it has applied that write. So the listing has every smaller number,
-/// and no seat can get one later.
-///
-/// Running it twice creates two seats, so it is repeated only after a search for the first by its stem.
-pub(crate) async fn stand(
-    client: &Client,
-    folder: &str,
-    stem: &str,
-    data: &[u8],
-    acls: Acls<'_>,
-) -> (Result<(Stat, CreateSequence), Native>, Result<Line, Native>) {
-    let path = format!("{folder}/{stem}");
-    let options = CreateMode::EphemeralSequential.with_acls(acls);
-    let made = client.create(&path, data, &options);
-    futures_util::join!(made, list_seats(client, folder))
+/// The folder of a lock, through the connection of a session.
+pub(crate) struct Folder<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) path: String,
 }
 
-/// Lists the seats as this session's server knows them, which includes all writes of this session. A missing
-/// folder has no seats.
-pub(crate) async fn list_seats(client: &Client, folder: &str) -> Result<Line, Native> {
-    match client.list_children(folder).await {
-        Ok(children) => Ok(Line::new(&children)),
-        Err(Native::NoNode) => Ok(Line::default()),
-        Err(error) => Err(error),
+impl Folder<'_> {
+    /// The path of a seat.
+    pub(crate) fn seat(&self, file: &str) -> String {
+        format!("{}/{file}", self.path)
     }
-}
 
-/// Lists the seats not older than this call. The sync brings everything committed before it to the server,
-/// which then answers the read.
-pub(crate) async fn list_seats_synced(client: &Client, folder: &str) -> Result<Line, Native> {
-    let (synced, line) = futures_util::join!(client.sync(folder), list_seats(client, folder));
-    synced.and(line)
-}
+    /// Creates a seat and lists all seats, in one round trip. The first request is a quorum write. The server of
+    /// this session serves the second after it has applied that write. So the listing has every smaller number,
+    /// and no seat can get one later.
+    ///
+    /// Running it twice creates two seats, so it is repeated only after a search for the first by its stem.
+    pub(crate) async fn stand(
+        &self,
+        stem: &str,
+        data: &[u8],
+        acls: Acls<'_>,
+    ) -> (Result<(Stat, CreateSequence), Native>, Result<Line, Native>) {
+        let path = self.seat(stem);
+        let options = CreateMode::EphemeralSequential.with_acls(acls);
+        futures_util::join!(self.client.create(&path, data, &options), self.list())
+    }
 
-/// Reads seats in one round trip; omits those that are gone.
-pub(crate) async fn read(
-    client: &Client,
-    folder: &str,
-    seats: &[Seat],
-) -> Result<Vec<Taken>, Native> {
-    let asked: Vec<_> = seats
-        .iter()
-        .map(|seat| client.get_data(&format!("{folder}/{}", seat.file)))
-        .collect();
-    let mut found = Vec::new();
-    for (seat, answer) in seats.iter().zip(join_all(asked).await) {
-        match answer {
-            Ok((data, stat)) => found.push(Taken {
-                seat: seat.clone(),
-                record: Record::decode(&data),
-                data,
-                stat,
-            }),
-            Err(Native::NoNode) => {}
-            Err(error) => return Err(error),
+    /// Lists the seats as this session's server knows them, which includes all writes of this session. A missing
+    /// folder has no seats.
+    pub(crate) async fn list(&self) -> Result<Line, Native> {
+        match self.client.list_children(&self.path).await {
+            Ok(children) => Ok(Line::new(&children)),
+            Err(Native::NoNode) => Ok(Line::default()),
+            Err(error) => Err(error),
         }
     }
-    Ok(found)
+
+    /// Lists the seats not older than this call. The sync brings everything committed before it to the server,
+    /// which then answers the read.
+    pub(crate) async fn list_synced(&self) -> Result<Line, Native> {
+        let (synced, line) = futures_util::join!(self.client.sync(&self.path), self.list());
+        synced.and(line)
+    }
+
+    /// Reads seats in one round trip; omits those that are gone.
+    pub(crate) async fn read(&self, seats: &[Seat]) -> Result<Vec<Taken>, Native> {
+        let asked = seats
+            .iter()
+            .map(|seat| self.client.get_data(&self.seat(&seat.file)));
+        let asked: Vec<_> = asked.collect();
+        let mut found = Vec::new();
+        for (seat, answer) in seats.iter().zip(join_all(asked).await) {
+            match answer {
+                Ok((data, stat)) => found.push(Taken {
+                    seat: seat.clone(),
+                    record: Record::decode(&data),
+                    data,
+                    stat,
+                }),
+                Err(Native::NoNode) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads the seats that hold the lock, or whose turn it is, not older than this call.
+    pub(crate) async fn inside(&self) -> Result<Vec<Taken>, Native> {
+        let line = self.list_synced().await?;
+        self.read(line.inside()).await
+    }
+
+    /// Adds one more hold: writes the same data to a seat of the incarnation, creates the new node, and removes the
+    /// seat in which it waited: all or nothing, by the leader. The write checks the version and raises it. So a
+    /// holder that removes its own seat by the version it knows finds out about the new hold.
+    ///
+    /// Run twice, the second run finds the version changed. `NoNode` and `BadVersion`: a seat changed or is gone,
+    /// so it proves no live hold. `NodeExists`: a node of that hold exists already.
+    pub(crate) async fn enter(
+        &self,
+        entry: Entry<'_>,
+        file: &str,
+        data: &[u8],
+        acls: Acls<'_>,
+    ) -> Result<(), Native> {
+        let Entry { door, through, .. } = entry;
+        let version = Some(door.stat.version).filter(|_| !entry.is_open);
+        let mut writer = self.client.new_multi_writer();
+        let options = CreateMode::Ephemeral.with_acls(acls);
+        writer.add_set_data(&self.seat(&door.seat.file), &door.data, version)?;
+        if through.seat != door.seat {
+            writer.add_check_version(&self.seat(&through.seat.file), through.stat.version)?;
+        }
+        writer.add_create(&self.seat(file), data, &options)?;
+        if let Some(left) = entry.leaves {
+            writer.add_delete(&self.seat(left), None)?;
+        }
+        writer.commit().await?;
+        Ok(())
+    }
+
+    /// Removes seats of one lock name, all or none, each only at the version that was read. Run twice, the second
+    /// run finds them gone.
+    pub(crate) async fn remove_all(&self, seats: &[Taken]) -> Result<bool, Native> {
+        let mut writer = self.client.new_multi_writer();
+        for taken in seats {
+            writer.add_delete(&self.seat(&taken.seat.file), Some(taken.stat.version))?;
+        }
+        match writer.commit().await.map_err(Native::from) {
+            Ok(_) => Ok(true),
+            Err(Native::NoNode | Native::BadVersion) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// How one more hold enters an incarnation.
@@ -201,56 +257,6 @@ pub(crate) struct Entry<'a> {
     pub(crate) is_open: bool,
     /// The node of the seat in which it waited.
     pub(crate) leaves: Option<&'a str>,
-}
-
-/// Adds one more hold: writes the same data to a seat of the incarnation, creates the new node, and removes the
-/// seat in which it waited: all or nothing, by the leader. The write checks the version and raises it. So a
-/// holder that removes its own seat by the version it knows finds out about the new hold.
-///
-/// Run twice, the second run finds the version changed. `NoNode` and `BadVersion`: a seat changed or is gone,
-/// so it proves no live hold. `NodeExists`: a node of that hold exists already.
-pub(crate) async fn enter(
-    client: &Client,
-    folder: &str,
-    entry: Entry<'_>,
-    file: &str,
-    data: &[u8],
-    acls: Acls<'_>,
-) -> Result<(), Native> {
-    let path = |file: &str| format!("{folder}/{file}");
-    let Entry { door, through, .. } = entry;
-    let version = Some(door.stat.version).filter(|_| !entry.is_open);
-    let mut writer = client.new_multi_writer();
-    let options = CreateMode::Ephemeral.with_acls(acls);
-    writer.add_set_data(&path(&door.seat.file), &door.data, version)?;
-    if through.seat != door.seat {
-        writer.add_check_version(&path(&through.seat.file), through.stat.version)?;
-    }
-    writer.add_create(&path(file), data, &options)?;
-    if let Some(left) = entry.leaves {
-        writer.add_delete(&path(left), None)?;
-    }
-    writer.commit().await?;
-    Ok(())
-}
-
-/// Removes seats of one lock name, all or none, each only at the version that was read. Run twice, the second
-/// run finds them gone.
-pub(crate) async fn remove_all(
-    client: &Client,
-    folder: &str,
-    seats: &[Taken],
-) -> Result<bool, Native> {
-    let mut writer = client.new_multi_writer();
-    for taken in seats {
-        let path = format!("{folder}/{}", taken.seat.file);
-        writer.add_delete(&path, Some(taken.stat.version))?;
-    }
-    match writer.commit().await.map_err(Native::from) {
-        Ok(_) => Ok(true),
-        Err(Native::NoNode | Native::BadVersion) => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// The version of the data format.

@@ -5,7 +5,7 @@ use dlock_core::{
     ErrorKind, LockName, MIN_LEASE,
     driver::{
         DriverError, Result,
-        kit::{encode_segment, parse_login, parse_span, split_url, unknown_setting},
+        kit::{encode_segment, parse_login, parse_span, split_url},
     },
 };
 use percent_encoding::percent_decode_str;
@@ -152,35 +152,29 @@ setAcl /dlock auth:locker:cdrwa
         format!("zk://{}{}", hosts.join(","), self.root.0)
     }
 
-    fn set(self, key: &str, value: &str) -> Result<Self> {
+    fn set(mut self, key: &str, value: &str) -> Result<Self> {
         match key {
             "dlock.session" => {
                 let no_time = |error| DriverError::misuse(format!("{key}: {error}"));
-                self.with_session(parse_span(value).map_err(no_time)?)
+                return self.with_session(parse_span(value).map_err(no_time)?);
             }
             "dlock.sessions" => {
                 let no_number =
                     |_| DriverError::misuse(format!("{key} is not a number: {value:?}"));
-                self.with_sessions(value.parse().map_err(no_number)?)
+                return self.with_sessions(value.parse().map_err(no_number)?);
             }
-            "dlock.acl" => {
-                let acl = match value {
-                    "open" => AclRule::Open,
-                    "creator" => AclRule::Creator,
-                    _ => {
-                        return Err(DriverError::misuse(format!(
-                            "{key} is neither open nor creator: {value:?}"
-                        )));
-                    }
-                };
-                Ok(Self { acl, ..self })
-            }
-            "dlock.ca" => {
-                let ca = Some(value.into());
-                Ok(Self { ca, ..self })
-            }
-            _ => Err(unknown_setting("ZooKeeper", key, &KNOWN)),
+            "dlock.acl" => match value {
+                "open" => self.acl = AclRule::Open,
+                "creator" => self.acl = AclRule::Creator,
+                _ => {
+                    let message = format!("{key} is neither open nor creator: {value:?}");
+                    return Err(DriverError::misuse(message));
+                }
+            },
+            "dlock.ca" => self.ca = Some(value.into()),
+            _ => {} // refused before: see KNOWN
         }
+        Ok(self)
     }
 }
 
@@ -273,11 +267,6 @@ impl Root {
     /// The folder of a lock name.
     pub(crate) fn folder(&self, name: &LockName) -> String {
         format!("{}/{}", self.0, encode(name))
-    }
-
-    /// A node of the driver beside the folders of lock names: no encoded name begins with `~`.
-    pub(crate) fn beside(&self, what: &str) -> String {
-        format!("{}/~{what}", self.0)
     }
 
     fn parse(path: &str) -> Result<Self> {

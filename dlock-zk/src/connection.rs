@@ -10,13 +10,13 @@
 use crate::tls;
 use crate::{
     cleanup::attend,
-    commands::token,
-    config::{AclRule, Root, ZkConfig},
+    commands::Folder,
+    config::{AclRule, ZkConfig},
     error::{closed, failed, over, unreached},
     seats::{Phase, Seats},
 };
 use dlock_core::{
-    Clock, FencingToken, Instant, LockName, RetryClass,
+    Clock, Instant, LockName, RetryClass,
     driver::{
         Finding, Lane, Result,
         kit::{ServerClock, WakeUps, in_runtime},
@@ -42,7 +42,7 @@ use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Error as Native, P
 /// The sessions of one client.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    config: ZkConfig,
+    config: Arc<ZkConfig>,
     slots: Vec<Slot>,
     /// The application's own connection. If present it is the only one.
     given: Option<Client>,
@@ -50,7 +50,7 @@ pub(crate) struct Lanes {
     pub(crate) clock: Clock,
     closed: AtomicBool,
     /// That of the client. Sessions are opened by requests, whose runtimes may end before.
-    runtime: Handle,
+    pub(crate) runtime: Handle,
 }
 
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ impl Lanes {
     pub(crate) fn new(config: ZkConfig, given: Option<Client>) -> Self {
         let count = if given.is_some() { 1 } else { config.sessions };
         Self {
-            config,
+            config: Arc::new(config),
             slots: (0..count).map(|_| Slot::default()).collect(),
             given,
             wake_ups: Arc::default(),
@@ -115,7 +115,7 @@ impl Lanes {
         let client = match &self.given {
             Some(client) if client.state().is_terminated() => return Err(over()),
             Some(client) => client.clone(),
-            None => connect_soon(self.config.clone(), self.clock.clone()).await?,
+            None => connect_soon(Arc::clone(&self.config), self.clock.clone()).await?,
         };
         let mut current = slot.session.lock();
         if self.closed.load(SeqCst) {
@@ -150,12 +150,7 @@ pub(crate) struct Session {
     pub(crate) client: Client,
     /// As the servers granted it.
     pub(crate) timeout: Duration,
-    /// What they were asked for.
-    asked: Duration,
-    pub(crate) root: Root,
-    acl: AclRule,
-    /// Whether the URL has a user.
-    logs_in: bool,
+    pub(crate) config: Arc<ZkConfig>,
     pub(crate) seats: Seats,
     pub(crate) wake_ups: Arc<WakeUps>,
     pub(crate) clock: Clock,
@@ -173,7 +168,7 @@ pub(crate) struct Session {
 }
 
 /// Connects, and retries for [`CONNECT`] while the servers are electing a leader or are busy.
-async fn connect_soon(config: ZkConfig, clock: Clock) -> Result<Client> {
+async fn connect_soon(config: Arc<ZkConfig>, clock: Clock) -> Result<Client> {
     let end = clock.now() + CONNECT;
     loop {
         match connect(&config).await {
@@ -238,16 +233,10 @@ impl Session {
         let session = Arc::new(Self {
             lane,
             timeout: client.session_timeout(),
-            asked: match given {
-                true => client.session_timeout(),
-                false => lanes.config.session,
-            },
             runtime: lanes.runtime.clone(),
             room: Arc::new(Semaphore::new(ROOM)),
             client,
-            root: lanes.config.root.clone(),
-            acl: lanes.config.acl,
-            logs_in: lanes.config.login.is_some(),
+            config: Arc::clone(&lanes.config),
             seats: Seats::default(),
             wake_ups: Arc::clone(&lanes.wake_ups),
             clock: lanes.clock.clone(),
@@ -313,9 +302,16 @@ impl Session {
         (self.timeout / 3).min(Duration::from_secs(1))
     }
 
+    pub(crate) fn folder(&self, name: &LockName) -> Folder<'_> {
+        Folder {
+            client: &self.client,
+            path: self.config.root.folder(name),
+        }
+    }
+
     /// The path of a seat.
     pub(crate) fn path(&self, name: &LockName, file: &str) -> String {
-        format!("{}/{file}", self.root.folder(name))
+        self.folder(name).seat(file)
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -343,16 +339,10 @@ impl Session {
     }
 
     pub(crate) fn acls(&self) -> Acls<'static> {
-        match self.acl {
+        match self.config.acl {
             AclRule::Open => Acls::anyone_all(),
             AclRule::Creator => Acls::creator_all(),
         }
-    }
-
-    /// The token of a sequential node, whichever client created it.
-    pub(crate) fn token(&self, stat: &Stat) -> Option<FencingToken> {
-        self.observe(stat);
-        token(stat)
     }
 
     /// Creates a folder and the nodes above it, as containers. The servers remove a container that has been
@@ -364,11 +354,13 @@ impl Session {
 
     /// What the ensemble, the session and the rights mean for a lock.
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let mut found = vec![if self.timeout < self.asked {
+        let asked = self.config.session;
+        // Nothing is known of what the application asked for.
+        let mut found = vec![if self.timeout < asked && !self.given {
             Finding::warning(
                 format!(
-                    "the servers cut the session from {:?} to {:?}, and with it the longest lease",
-                    self.asked, self.timeout
+                    "the servers cut the session from {asked:?} to {:?}, and with it the longest lease",
+                    self.timeout
                 ),
                 "raise their maxSessionTimeout, or set dlock.session to what they grant",
             )
@@ -390,9 +382,9 @@ impl Session {
 
     /// Who may remove a lock.
     async fn rights(&self) -> Finding {
-        let root = self.root.path();
-        match self.acl {
-            AclRule::Open => open_to_all(self.given, self.logs_in),
+        let root = self.config.root.path();
+        match self.config.acl {
+            AclRule::Open => open_to_all(self.given, self.config.login.is_some()),
             AclRule::Creator => match self.client.get_acl(root).await {
                 Ok((acls, _)) if acls.iter().any(is_open) => Finding::warning(
                     format!(
@@ -432,7 +424,7 @@ impl Session {
         let path = self.node();
         let stat = match self.client.set_data(&path, b"", None).await {
             Err(Native::NoNode) => {
-                self.make_folder(self.root.path()).await?;
+                self.make_folder(self.config.root.path()).await?;
                 let options = CreateMode::Ephemeral.with_acls(self.acls());
                 match self.client.create(&path, b"", &options).await {
                     Err(Native::NodeExists) => return Ok(()),
@@ -445,9 +437,10 @@ impl Session {
         Ok(())
     }
 
+    /// The node of the session itself, beside the folders of lock names: no encoded name begins with `~`.
     fn node(&self) -> String {
-        self.root
-            .beside(&format!("{:x}", self.client.session_id().0))
+        let id = self.client.session_id().0;
+        format!("{}/~{id:x}", self.config.root.path())
     }
 
     fn proven(&self, sent: Instant) {

@@ -3,10 +3,11 @@
 //! The core bounds the duration of every call; the driver returns what the servers answered.
 
 use crate::{
-    commands::{Taken, list_seats_synced, read, remove_all},
+    commands::Taken,
     config::ZkConfig,
     connection::{Lanes, Session},
     error::{contended, failed, late},
+    release::ATTEMPTS,
     seats::{Mine, Phase},
 };
 use async_trait::async_trait;
@@ -149,12 +150,8 @@ impl DistributedLock for ZkDriver {
             return Err(late());
         }
         let (session, req) = (self.session(&req.name).await?, req.clone());
-        let runtime = session.runtime.clone();
-        in_task(
-            &runtime,
-            async move { session.acquire(&req, entered).await },
-        )
-        .await
+        let acquiring = async move { session.acquire(&req, entered).await };
+        in_task(&self.lanes.runtime, acquiring).await
     }
 
     async fn leave(&self, name: &LockName, ticket: Ticket) -> Result<()> {
@@ -162,7 +159,7 @@ impl DistributedLock for ZkDriver {
         let Some(session) = self.lanes.current(self.lanes.lane(name)) else {
             return Ok(());
         };
-        let (runtime, name) = (session.runtime.clone(), name.clone());
+        let name = name.clone();
         let leaving = async move {
             let _gate = session.gate(&name).await;
             let stands = |mine: &Mine| mine.ticket == Some(ticket) && mine.phase.is_idle();
@@ -171,7 +168,7 @@ impl DistributedLock for ZkDriver {
                 None => Ok(()),
             }
         };
-        in_task(&runtime, leaving).await
+        in_task(&self.lanes.runtime, leaving).await
     }
 
     async fn renew(
@@ -222,9 +219,8 @@ impl DistributedLock for ZkDriver {
 
     async fn inspect(&self, name: &LockName) -> Result<Snapshot> {
         let session = self.session(name).await?;
-        let line = list_seats_synced(&session.client, &session.root.folder(name)).await;
-        let seen = session.snapshot(name, &line.map_err(failed)?).await;
-        seen.map_err(failed)
+        let line = session.folder(name).list_synced().await.map_err(failed)?;
+        session.snapshot(name, &line).await.map_err(failed)
     }
 
     async fn list(&self, prefix: &str, from: Option<&Cursor>, limit: usize) -> Result<Page> {
@@ -234,16 +230,13 @@ impl DistributedLock for ZkDriver {
 
     async fn break_lock(&self, name: &LockName, only: Option<FencingToken>) -> Result<Broken> {
         let session = self.session(name).await?;
-        let folder = session.root.folder(name);
+        let folder = session.folder(name);
         for _ in 0..ATTEMPTS {
-            let line = list_seats_synced(&session.client, &folder)
-                .await
-                .map_err(failed)?;
+            let line = folder.list_synced().await.map_err(failed)?;
             if line.is_empty() {
                 return Ok(Broken::WasFree);
             }
-            let taken = read(&session.client, &folder, line.inside()).await;
-            let taken = taken.map_err(failed)?;
+            let taken = folder.read(line.inside()).await.map_err(failed)?;
             let holder = taken.iter().find(|taken| session.lives(name, taken));
             let token = holder.and_then(Taken::token);
             if only.is_some() && only != token {
@@ -254,8 +247,7 @@ impl DistributedLock for ZkDriver {
                 });
             }
             // Removes only seats that were read: a seat that changed since then is read again.
-            let removing = remove_all(&session.client, &folder, &taken);
-            if !taken.is_empty() && removing.await.map_err(failed)? {
+            if !taken.is_empty() && folder.remove_all(&taken).await.map_err(failed)? {
                 return Ok(Broken::Freed { token });
             }
         }
@@ -313,7 +305,7 @@ impl Session {
                 }
                 self.path(&entry.name, &node.file)
             }
-            None => self.root.folder(&entry.name),
+            None => self.folder(&entry.name).path,
         };
         let stat = self.client.check_stat(&path).await?;
         if stat.is_none_or(|stat| stat.ephemeral_owner != self.client.session_id().0)
@@ -361,8 +353,6 @@ impl Session {
     }
 }
 
-/// How often one call reads again because a seat changed meanwhile.
-const ATTEMPTS: usize = 8;
 /// How long closing waits for the servers to remove waiters' seats. The remaining ones go when the servers
 /// answer, or with the session.
 const LEAVING: Duration = Duration::from_secs(1);

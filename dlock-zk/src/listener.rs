@@ -1,7 +1,7 @@
 //! Wake-ups: the watches of waiting seats, and the notifications to the core.
 
 use crate::{
-    commands::{Record, Taken, Use, list_seats},
+    commands::{Record, Taken, Use},
     connection::Session,
     line::Line,
     seats::{Mine, Phase, Watch},
@@ -85,7 +85,7 @@ impl Session {
         if mine.room.is_some() {
             return Ok(true);
         }
-        let folder = self.root.folder(&mine.name);
+        let folder = self.folder(&mine.name).path;
         let Some(place) = self.place(&folder) else {
             return Ok(false);
         };
@@ -161,12 +161,13 @@ impl Session {
     /// gone. Watches it again and lists the seats, in one round trip.
     async fn follow(self: Arc<Self>, mine: Mine, ahead: Arc<Watch>) {
         let (ahead, states) = (&ahead.file, self.client.state_watcher());
-        let (path, folder) = (self.path(&mine.name, ahead), self.root.folder(&mine.name));
+        let folder = self.folder(&mine.name);
+        let path = folder.seat(ahead);
         let (Some(place), Some(node)) = (self.place(&path), &mine.node) else {
             return self.turn(&mine);
         };
         let watched = self.client.get_and_watch_data(&path);
-        match futures_util::join!(watched, list_seats(&self.client, &folder)) {
+        match futures_util::join!(watched, folder.list()) {
             (Ok((data, _, watcher)), line) => {
                 // A concurrent poll may have set a watch already, or found the seat to hold the lock.
                 let bare = |seat: &mut Mine| seat.ahead.is_none() && seat.phase.is_idle();

@@ -4,7 +4,7 @@
 
 use crate::{
     acquire::{Step, unanswered},
-    commands::{self, Entry, Taken, Use, list_seats, list_seats_synced, read},
+    commands::{Entry, Taken, Use},
     connection::Session,
     error::{failed, is_open, no_token},
     line::{Line, beside},
@@ -21,18 +21,14 @@ use zookeeper_client::Error as Native;
 impl Session {
     /// Repeats the grant of a hold that exists.
     pub(crate) async fn repeat(&self, mine: &Mine, end: Instant, entered: Instant) -> Result<Step> {
-        let folder = self.root.folder(&mine.name);
-        let line = list_seats(&self.client, &folder)
-            .await
-            .map_err(unanswered)?;
+        let line = self.folder(&mine.name).list().await.map_err(unanswered)?;
         let node = (mine.node.as_ref()).filter(|node| line.find(&node.file).is_some());
         let Some(node) = node.filter(|_| end > self.clock.now()) else {
-            let ended = |mine: &mut Mine| mine.phase = Phase::Doomed(entered);
-            self.seats.change(mine.id, ended);
+            self.seats.set(mine.id, Phase::Doomed(entered));
             return Ok(None);
         };
         let holds = self.count(&mine.name, &line, node.number).await?;
-        Ok(Some(self.granted(mine.token, holds, end, entered)?))
+        self.granted(mine.token, holds, end, entered)
     }
 
     /// How many live holds have that number.
@@ -41,8 +37,7 @@ impl Session {
         if seats.len() <= 1 {
             return Ok(1);
         }
-        let taken = read(&self.client, &self.root.folder(name), seats).await;
-        let taken = taken.map_err(unanswered)?;
+        let taken = self.folder(name).read(seats).await.map_err(unanswered)?;
         let living = taken.iter().filter(|taken| self.lives(name, taken));
         Ok(u32::try_from(living.count()).unwrap_or(u32::MAX))
     }
@@ -53,11 +48,12 @@ impl Session {
         holds: u32,
         end: Instant,
         entered: Instant,
-    ) -> Result<Acquired> {
+    ) -> Result<Step> {
         let token = token.ok_or_else(no_token)?;
         let holds = NonZeroU32::new(holds).unwrap_or(NonZeroU32::MIN);
         let valid_for = end.since(entered).min(self.rest(entered));
-        Ok(Acquired::Granted(Grant::new(token, holds, valid_for)))
+        let grant = Grant::new(token, holds, valid_for);
+        Ok(Some(Acquired::Granted(grant)))
     }
 
     /// Whether the holder is the requester itself: by the same hold, or by another hold of its owner. The
@@ -88,7 +84,7 @@ impl Session {
         };
         // Granted to the same hold through another session, whose life this session cannot prove.
         let holds = self.count(&req.name, line, copy.seat.number).await?;
-        Ok(Some(Some(self.granted(token, holds, entered, entered)?)))
+        Ok(Some(self.granted(token, holds, entered, entered)?))
     }
 
     /// Adds one more hold of an incarnation, past all waiters.
@@ -98,12 +94,7 @@ impl Session {
         join: Option<FencingToken>,
         entered: Instant,
     ) -> Result<Step> {
-        let folder = self.root.folder(&req.name);
-        let line = list_seats_synced(&self.client, &folder)
-            .await
-            .map_err(unanswered)?;
-        let taken = read(&self.client, &folder, line.inside()).await;
-        let taken = taken.map_err(unanswered)?;
+        let taken = self.folder(&req.name).inside().await.map_err(unanswered)?;
         let token = taken.iter().find_map(Taken::token);
         // A token may be granted while its node does not say so yet, because the pass arrived earlier.
         let is_turn =
@@ -120,7 +111,7 @@ impl Session {
             // The first copy of this request succeeded, in this session or another one.
             let copy = self.seats.find(&req.name, |mine| mine.hold == req.hold);
             let end = copy.and_then(|mine| mine.held_until()).unwrap_or(entered);
-            return Ok(Some(self.granted(token, holds, end, entered)?));
+            return self.granted(token, holds, end, entered);
         }
         if holds >= MAX_HOLDS {
             let message =
@@ -145,7 +136,7 @@ impl Session {
         holds: u32,
         entered: Instant,
     ) -> Result<Step> {
-        let (folder, seat) = (self.root.folder(&req.name), &entry.through.seat);
+        let (folder, seat) = (self.folder(&req.name), &entry.through.seat);
         let (file, number) = (beside(seat.head(), req.hold), seat.number);
         let mine = Mine {
             token,
@@ -153,8 +144,7 @@ impl Session {
         };
         let data = mine.record(Use::Held).encode();
         let id = self.seats.insert(mine);
-        let entry = commands::enter(&self.client, &folder, entry, &file, &data, self.acls());
-        if let Err(error) = entry.await {
+        if let Err(error) = folder.enter(entry, &file, &data, self.acls()).await {
             if !is_open(&error) {
                 self.seats.remove(id);
             }
@@ -176,7 +166,7 @@ impl Session {
             });
             mine.phase = Phase::Held(end);
         });
-        Ok(Some(self.granted(token, holds + 1, end, entered)?))
+        self.granted(token, holds + 1, end, entered)
     }
 
     /// Whether the seat is a live hold. Holds of this client that ended and are not yet removed do not count.

@@ -4,7 +4,7 @@
 
 use crate::{
     acquire::unanswered,
-    commands::{Taken, Use, list_seats, list_seats_synced, read, remove_all},
+    commands::{Taken, Use},
     connection::Session,
     driver::in_task,
     error::{contended, failed},
@@ -38,8 +38,7 @@ impl Session {
         self.seats.change(mine.id, |mine| mine.unsaid = false);
         let answer = self.release_held(mine, node, keep).await;
         if matches!(&answer, Err(error) if error.effect() == Effect::None) {
-            let held = |mine: &mut Mine| mine.phase = Phase::Held(end);
-            self.seats.change(mine.id, held);
+            self.seats.set(mine.id, Phase::Held(end));
         }
         answer
     }
@@ -64,16 +63,16 @@ impl Session {
                 Err(error) => return Err(failed(error)),
             }
         }
-        let folder = self.root.folder(&mine.name);
+        let folder = self.folder(&mine.name);
         let ending = self.end_hold(mine, node, None, keep);
-        let (ended, line) = futures_util::join!(ending, list_seats(&self.client, &folder));
+        let (ended, line) = futures_util::join!(ending, folder.list());
         match ended {
             Ok(()) => {}
             Err(Native::NoNode) => return not_held(),
             Err(error) => return Err(failed(error)),
         }
         let line = line.map_err(unanswered)?;
-        let others = read(&self.client, &folder, line.of(node.number)).await;
+        let others = folder.read(line.of(node.number)).await;
         let mut others = others.map_err(unanswered)?;
         others.retain(|taken| taken.seat.file != node.file);
         Ok(self.left(&mine.name, &others, keep))
@@ -92,8 +91,7 @@ impl Session {
             Some(keep) => {
                 let data = mine.record(Use::Kept(keep)).encode();
                 self.client.set_data(&path, &data, version).await?;
-                let keeps = |mine: &mut Mine| mine.phase = Phase::Kept(now + keep);
-                self.seats.change(mine.id, keeps);
+                self.seats.set(mine.id, Phase::Kept(now + keep));
             }
             None => {
                 self.client.delete(&path, version).await?;
@@ -129,25 +127,21 @@ impl Session {
         owner: Owner,
         hold: Option<HoldId>,
     ) -> Result<Released> {
-        let folder = self.root.folder(name);
+        let folder = self.folder(name);
         for _ in 0..ATTEMPTS {
-            let line = list_seats_synced(&self.client, &folder)
-                .await
-                .map_err(failed)?;
-            let taken = read(&self.client, &folder, line.inside()).await;
+            let taken = folder.inside().await.map_err(failed)?;
             let named = |taken: &Taken| {
                 self.lives(name, taken)
                     && taken.is_of(owner)
                     && hold.is_none_or(|hold| taken.is_hold(hold))
             };
-            let (theirs, others): (Vec<_>, Vec<_>) =
-                taken.map_err(failed)?.into_iter().partition(named);
+            let (theirs, others): (Vec<_>, Vec<_>) = taken.into_iter().partition(named);
             if theirs.is_empty() {
                 let living = others.iter().find(|taken| self.lives(name, taken));
                 let by = living.map(Taken::holder);
                 return Ok(Released::NotHeld { by });
             }
-            if (remove_all(&self.client, &folder, &theirs).await).map_err(failed)? {
+            if folder.remove_all(&theirs).await.map_err(failed)? {
                 for taken in theirs {
                     if let Some(mine) = self.seats.at(name, &taken.seat.file) {
                         self.seats.remove(mine.id);
@@ -171,5 +165,5 @@ impl Session {
     }
 }
 
-/// How often one call reads again because a seat changed meanwhile.
-const ATTEMPTS: usize = 8;
+/// How often a release or a break reads again because a seat changed meanwhile.
+pub(crate) const ATTEMPTS: usize = 8;

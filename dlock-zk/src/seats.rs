@@ -98,14 +98,6 @@ impl Phase {
     pub(crate) fn is_over(self) -> bool {
         matches!(self, Self::Doomed(_) | Self::Kept(_))
     }
-
-    /// When the hold ends; `None`: it is no hold.
-    pub(crate) fn held_until(self) -> Option<Instant> {
-        match self {
-            Self::Held(end) => Some(end),
-            _ => None,
-        }
-    }
 }
 
 impl Mine {
@@ -159,7 +151,10 @@ impl Mine {
 
     /// When the hold ends; `None`: the seat is no hold.
     pub(crate) fn held_until(&self) -> Option<Instant> {
-        self.phase.held_until()
+        match self.phase {
+            Phase::Held(end) => Some(end),
+            _ => None,
+        }
     }
 
     /// Records the outcome of a write to its node.
@@ -220,6 +215,11 @@ impl Seats {
             self.arm(&table, due);
         }
         Some(done)
+    }
+
+    /// Moves a seat to another phase, if it is not gone.
+    pub(crate) fn set(&self, id: u64, phase: Phase) {
+        self.change(id, |mine| mine.phase = phase);
     }
 
     fn arm(&self, table: &Table, due: Instant) {

@@ -4,7 +4,7 @@
 
 use crate::{
     acquire::Step,
-    commands::{Entry, Taken, Use, list_seats, read},
+    commands::{Entry, Taken, Use},
     connection::Session,
     line::{Line, NEAR, Seat},
     seats::Mine,
@@ -71,8 +71,8 @@ impl Session {
         line: &Line,
         number: i64,
     ) -> Result<Seen, Native> {
-        let folder = self.root.folder(&req.name);
-        let reading = read(&self.client, &folder, line.inside());
+        let folder = self.folder(&req.name);
+        let reading = folder.read(line.inside());
         if req.share().is_none() {
             return Ok(Seen {
                 inside: reading.await?,
@@ -82,9 +82,8 @@ impl Session {
             });
         }
         let before = line.queue_before(number);
-        let queue = read(&self.client, &folder, before);
-        let listing = list_seats(&self.client, &folder);
-        let (inside, queue, later) = futures_util::join!(reading, queue, listing);
+        let queue = folder.read(before);
+        let (inside, queue, later) = futures_util::join!(reading, queue, folder.list());
         let (inside, queue, later) = (inside?, queue?, later?);
         let was_read = |seat: &Seat| {
             let found = inside.binary_search_by(|taken| taken.seat.file.cmp(&seat.file));

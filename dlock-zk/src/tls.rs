@@ -10,21 +10,21 @@ use zookeeper_client::{Error as Native, TlsOptions};
 
 /// Trusts the authority of a PEM file, and no other. Encrypts with the provider that the application chose.
 pub(crate) async fn options(ca: Option<&Path>) -> Result<TlsOptions> {
-    let unusable = |message: String| DriverError::new(ErrorKind::Misuse, message);
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let message = "zk+tls:// needs a rustls crypto provider, which the application chooses: install one before connecting, \
                        as rustls::crypto::ring::default_provider().install_default() does";
-        return Err(unusable(message.into()));
+        return Err(DriverError::misuse(message));
     }
     let Some(path) = ca else {
         let message = "zk+tls:// needs the servers' authority: set dlock.ca to a PEM file";
-        return Err(unusable(message.into()));
+        return Err(DriverError::misuse(message));
     };
     let file = format!("dlock.ca ({})", path.display());
-    let unread = |cause| unusable(format!("{file} cannot be read")).with_source(cause);
+    let unread = |cause| DriverError::misuse(format!("{file} cannot be read")).with_source(cause);
     let pem = tokio::fs::read(path).await.map_err(unread)?;
-    let no_pem =
-        |cause| unusable(format!("{file} has no usable PEM certificate")).with_source(cause);
+    let no_pem = |cause| {
+        DriverError::misuse(format!("{file} has no usable PEM certificate")).with_source(cause)
+    };
     let options = TlsOptions::new();
     let trusted = options.with_pem_ca(&String::from_utf8_lossy(&pem));
     trusted.map_err(no_pem)

@@ -18,19 +18,10 @@ pub struct Case {
     pub bullet: &'static str,
     /// What it cannot run without.
     pub needs: &'static [Need],
-    /// What it tests.
-    pub(crate) level: Level,
+    /// Whether it is about the core over that driver, and not about the driver, called as the core calls it.
+    pub(crate) is_of_the_core: bool,
     /// The function.
     pub(crate) run: Run,
-}
-
-/// The subject of a case or a mutant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
-    /// A driver, called as the core calls it.
-    Driver,
-    /// The core over that driver.
-    Client,
 }
 
 impl Case {
@@ -41,14 +32,14 @@ impl Case {
             name,
             bullet: "",
             needs: &[],
-            level: Level::Driver,
+            is_of_the_core: false,
             run,
         }
     }
 
     /// A case about the core.
     pub(crate) const fn of_the_core(mut self) -> Self {
-        self.level = Level::Client;
+        self.is_of_the_core = true;
         self
     }
 

@@ -48,42 +48,7 @@ pub enum Clause {
     Shutdown,
 }
 
-/// The party that a clause binds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Binds {
-    /// Every driver.
-    Driver,
-    /// The core.
-    Core,
-    /// Both.
-    Both,
-}
-
 impl Clause {
-    /// All of them, in the order of the contract.
-    pub const ALL: [Self; 20] = [
-        Self::Mutex,
-        Self::Owner,
-        Self::Reentry,
-        Self::Share,
-        Self::Expiry,
-        Self::Lease,
-        Self::Renew,
-        Self::Fencing,
-        Self::Loss,
-        Self::Indeterminate,
-        Self::Cancel,
-        Self::Wait,
-        Self::Late,
-        Self::Crash,
-        Self::Presence,
-        Self::Keep,
-        Self::Admin,
-        Self::Error,
-        Self::Name,
-        Self::Shutdown,
-    ];
-
     /// Its id.
     #[must_use]
     pub const fn id(self) -> &'static str {
@@ -108,18 +73,6 @@ impl Clause {
             Self::Error => "error",
             Self::Name => "name",
             Self::Shutdown => "shutdown",
-        }
-    }
-
-    /// The party that it binds.
-    #[must_use]
-    pub const fn binds(self) -> Binds {
-        match self {
-            Self::Owner | Self::Expiry | Self::Lease | Self::Fencing | Self::Admin | Self::Name => {
-                Binds::Driver
-            }
-            Self::Loss | Self::Wait | Self::Shutdown => Binds::Core,
-            _ => Binds::Both,
         }
     }
 }

@@ -15,7 +15,10 @@ use dlock_core::{
     Clock, Instant, LockName,
     driver::{DistributedLock, DriverError},
 };
-use futures_util::future::{join_all, ready};
+use futures_util::{
+    TryFutureExt,
+    future::{join_all, ready},
+};
 use parking_lot::Mutex;
 use std::{
     fmt,
@@ -290,13 +293,25 @@ impl Ctx {
         bound: Duration,
         mut condition: impl FnMut() -> F + Send + 'a,
     ) -> Expected<'a> {
+        let holds = move || condition().map_ok(|holds| holds.then_some(()));
+        self.found(what, bound, holds)
+    }
+
+    /// Waits until there is an answer, at most `bound` plus the slack.
+    #[track_caller]
+    pub(crate) fn found<'a, T: Send + 'a, F: Future<Output = Result<Option<T>>> + Send + 'a>(
+        &'a self,
+        what: &'a str,
+        bound: Duration,
+        mut ask: impl FnMut() -> F + Send + 'a,
+    ) -> Expected<'a, T> {
         seen_from_here(async move {
             let end = self.now() + bound + self.slack();
             loop {
                 // The start of a check counts: a check that is answered late was not false until then.
                 let began = self.now();
-                if condition().await? {
-                    return Ok(());
+                if let Some(found) = ask().await? {
+                    return Ok(found);
                 }
                 in_time(began < end, format!("not within {bound:?}: {what}"))?;
                 tokio::time::sleep(self.0.pace.step).await;

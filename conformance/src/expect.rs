@@ -12,7 +12,6 @@ use dlock_core::{
 };
 use futures_util::{FutureExt, StreamExt, TryFutureExt, future::BoxFuture};
 use std::{panic::Location, time::Duration};
-use tokio::sync::Mutex;
 
 impl TestDriver {
     /// Sends one acquire request, which must be granted.
@@ -28,19 +27,9 @@ impl TestDriver {
     #[track_caller]
     pub(crate) fn take_within<'a>(&'a self, ask: &'a Ask, bound: Duration) -> Expected<'a, Hold> {
         seen_from_here(async move {
-            let taken = Mutex::new(None);
             let what = format!("{:?} is granted", ask.name);
-            self.ctx
-                .eventually(&what, bound, || async {
-                    let hold = self.try_take(ask).await?;
-                    let done = hold.is_some();
-                    *taken.lock().await = hold;
-                    Ok(done)
-                })
-                .await?;
-            taken
-                .into_inner()
-                .ok_or_else(|| Failure::new("BUG: granted without a hold"))
+            let take = || self.try_take(ask);
+            self.ctx.found(&what, bound, take).await
         })
     }
 
@@ -76,16 +65,7 @@ impl TestDriver {
     /// Sends one acquire request, which must be refused.
     #[track_caller]
     pub(crate) fn refused<'a>(&'a self, ask: &'a Ask) -> Expected<'a, Held> {
-        seen_from_here(async move {
-            let answer = self.answered("acquire", self.acquire(ask)).await??;
-            match answer {
-                Acquired::Held(held) => Ok(held),
-                other => Err(Failure::new(format!(
-                    "{:?} should be refused, got {other:?}",
-                    ask.name
-                ))),
-            }
-        })
+        self.refused_until(ask, Instant::FAR)
     }
 
     /// Is refused while the lock is reserved for a waiter since `since`. A reservation lasts [`TURN`].

@@ -20,7 +20,7 @@ pub mod under_test;
 
 pub use case::Case;
 pub use cases::cases;
-pub use clause::{Binds, Clause};
+pub use clause::Clause;
 pub use failure::Failure;
 pub use fixture::{
     Backend, Call, Faults, Fixture, Keeps, MakeFixture, Need, Network, Records, Remote, Server,

@@ -18,7 +18,6 @@ cases! {
     breaking_with_another_token_changes_nothing bullet("another token: `Changed`");
     breaking_a_free_name_says_so bullet("a free name: `WasFree`");
     breaking_ends_every_hold bullet("holders learn it at their next `renew`");
-    a_broken_holder_learns_it_at_its_next_renewal bullet("holders learn it at their next `renew`");
     [Clause::Admin bullet("frees what was unavailable or reserved")]
     breaking_frees_a_reserved_name_and_the_queue_goes_on needs(Queue);
     breaking_serves_the_queue needs(Queue);
@@ -215,15 +214,6 @@ async fn breaking_ends_every_hold(ctx: Ctx) -> Result {
     let next = other.take(&first.ask.again()).await?;
     same("the number of holds", next.holds, 1)?;
     driver.cannot_renew(&first).await?;
-    other.frees(&next).await
-}
-
-async fn a_broken_holder_learns_it_at_its_next_renewal(ctx: Ctx) -> Result {
-    let ([driver, other], name, hold) = held(&ctx).await?;
-    other.breaks(&name, None).await?;
-    driver.cannot_renew(&hold).await?;
-    let next = other.take(&ctx.ask(&name)).await?;
-    driver.cannot_renew(&hold).await?;
     other.frees(&next).await
 }
 

@@ -2,21 +2,20 @@
 
 use super::{held, held_for};
 use crate::{
-    Ask, Ctx, Failure, Keeps, MakeFixture, Result, TestDriver,
+    Ask, Ctx, Keeps, Result, TestDriver,
     case::cases,
     ensure, job, same,
     testbed::worker::{self, Job},
 };
 use dlock_core::{
     Clock, HoldId, Instant, Lease, LockName, Owner,
-    driver::{Acquire, Acquired, Ticket},
+    driver::{Acquire, Acquired, DistributedLock},
 };
-use std::{num::NonZeroU64, process::ExitCode, sync::Arc, time::Duration};
+use std::time::Duration;
 
 cases! {
     [Clause::Crash]
     a_killed_holder_is_gone_with_its_lease needs(Processes);
-    killed_waiters_delay_no_client_for_long needs(Processes, Queue);
     waiters_of_a_closed_client_delay_no_client_for_long needs(Queue);
     any_number_of_dead_waiters_costs_one_entry_deadline needs(Queue);
     a_turn_not_taken_passes_on needs(Queue);
@@ -45,23 +44,6 @@ async fn a_killed_holder_is_gone_with_its_lease(ctx: Ctx) -> Result {
         over,
         "a killed holder lost its lock before its lease was over",
     )
-}
-
-async fn killed_waiters_delay_no_client_for_long(ctx: Ctx) -> Result {
-    let ([holder, other], name, hold) = held(&ctx).await?;
-    let mut waiters = Vec::new();
-    for _ in 0..3 {
-        waiters.push(job::spawn(&ctx, WAIT, &name, ctx.short(), &[])?);
-    }
-    for waiter in &mut waiters {
-        waiter.expect("waiting", ctx.answer()).await?;
-    }
-    for waiter in &mut waiters {
-        waiter.kill_9().await?;
-    }
-    holder.frees(&hold).await?;
-    let bound = ctx.dead_for(entry_deadline(ctx.short()));
-    other.take_within(&ctx.ask(&name), bound).await.map(drop)
 }
 
 async fn what_a_closed_client_held_outlives_it_by_its_lease(ctx: Ctx) -> Result {
@@ -154,36 +136,21 @@ fn entry_deadline(lease: Duration) -> Duration {
     (lease / 3).min(Duration::from_secs(2)) * 3
 }
 
-const HOLD: &str = "hold";
-const WAIT: &str = "wait";
+/// The job of a process that a case starts in order to kill it.
+pub(crate) const HOLD: &str = "hold";
 
-/// The job of a process that a case started in order to kill it.
-pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
-    job::done(job, play(job, fixtures))
-}
-
-/// Acquires the lock or queues for it, and then does nothing until it is killed.
-async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
-    let driver = job::driver(job, fixtures).await?;
+/// Acquires the lock, and then does nothing until this process is killed.
+pub(crate) async fn hold(job: &Job, driver: &dyn DistributedLock) -> Result {
     let lease = Lease::renewed(Duration::from_millis(job.arg("lease")?.parse()?));
     let owner = Owner::from_seed(&format!("worker {}", std::process::id()));
     let hold = HoldId::from_bits(fastrand::u64(..));
     let now = Clock::boot().now();
     let give_up = now + Duration::from_secs(5);
-    let mut request = Acquire::new(job.arg("name")?.parse()?, owner, hold, lease, give_up);
-    if job.name == WAIT {
-        request.ticket = Some(Ticket(NonZeroU64::MIN));
-    }
+    let request = Acquire::new(job.arg("name")?.parse()?, owner, hold, lease, give_up);
     let answer = driver.acquire(&request).await?;
-    match (job.name.as_str(), answer) {
-        (HOLD, Acquired::Granted(_)) => worker::say(&format!("held since {}", now.as_nanos()))?,
-        (WAIT, Acquired::Held(_)) => worker::say("waiting")?,
-        (job, answer) => {
-            return Err(Failure::new(format!(
-                "the job was to {job}, got {answer:?}"
-            )));
-        }
-    }
+    let granted = matches!(answer, Acquired::Granted(_));
+    ensure(granted, format!("a free lock answered {answer:?}"))?;
+    worker::say(&format!("held since {}", now.as_nanos()))?;
     let wake_ups = driver.wake_ups();
     // The process is killed here; the channel closes when its parent is gone.
     while worker::commands().recv().await.is_some() {}

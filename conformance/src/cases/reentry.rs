@@ -15,7 +15,6 @@ cases! {
     the_owner_enters_past_every_waiter;
     [Clause::Reentry bullet("free only when the last hold is gone")]
     free_when_the_last_hold_is_gone_in_whatever_order;
-    another_client_may_release needs(Detached);
     [Clause::Reentry bullet("`req.join` is given and that incarnation is over")]
     a_join_of_a_released_incarnation_is_gone;
     a_join_of_a_lapsed_incarnation_is_gone;
@@ -97,13 +96,6 @@ async fn free_when_the_last_hold_is_gone_in_whatever_order(ctx: Ctx) -> Result {
         waiter.take(&waiting).await?;
     }
     Ok(())
-}
-
-async fn another_client_may_release(ctx: Ctx) -> Result {
-    let ([here, there], name, hold) = held(&ctx).await?;
-    there.renews(&hold, ctx.long()).await?;
-    there.frees(&hold).await?;
-    here.take(&ctx.ask(&name)).await.map(drop)
 }
 
 async fn a_join_enters_the_incarnation_that_it_names(ctx: Ctx) -> Result {

@@ -13,7 +13,6 @@ use crate::{Ctx, Result, case::cases, in_time, same};
 use dlock_core::{Lease, LockName, LossReason};
 use futures_util::{StreamExt, TryStreamExt, future::ready, stream};
 use std::{future::IntoFuture, time::Duration};
-use tokio::sync::Mutex;
 
 cases! {
     [Clause::Cancel]
@@ -50,18 +49,15 @@ async fn acquire_by_an_owner_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result
 }
 
 async fn acquire_of_a_held_lock_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    product(
-        &ctx,
-        &[Step::Acquire, Step::Leave],
-        |ctx, case| async move {
-            let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
-            let finished = case.cuts(&client, client.kept(&name)?.acquire()).await;
-            case.cleans_up(&ctx, &client).await?;
-            frees(&ctx, guard).await?;
-            nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
-            Ok(finished)
-        },
-    )
+    let steps = [Step::Acquire, Step::Leave];
+    product(&ctx, &steps, |ctx, case| async move {
+        let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+        let finished = case.cuts(&client, client.kept(&name)?.acquire()).await;
+        case.cleans_up(&ctx, &client).await?;
+        frees(&ctx, guard).await?;
+        nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
+        Ok(finished)
+    })
     .await
 }
 
@@ -84,42 +80,36 @@ async fn a_set_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
 }
 
 async fn any_lock_of_several_dropped_anywhere_leaves_nothing(ctx: Ctx) -> Result {
-    product(
-        &ctx,
-        &[Step::Acquire, Step::Leave],
-        |ctx, case| async move {
-            let ([_other, client], first, guard) = held(&ctx, TestClient::lock).await?;
-            let second = ctx.name()?;
-            let other = client.acquire(&second).await?;
-            let any = client.inner.lock_any([first.as_str(), second.as_str()])?;
-            let any = any.lease(Lease::renewed(ctx.kept()));
-            let finished = case.cuts(&client, any.acquire()).await;
-            case.cleans_up(&ctx, &client).await?;
-            for (name, guard) in [(&first, guard), (&second, other)] {
-                frees(&ctx, guard).await?;
-                nothing_is_left(&ctx, &client, name, Duration::ZERO).await?;
-            }
-            Ok(finished)
-        },
-    )
+    let steps = [Step::Acquire, Step::Leave];
+    product(&ctx, &steps, |ctx, case| async move {
+        let ([_other, client], first, guard) = held(&ctx, TestClient::lock).await?;
+        let second = ctx.name()?;
+        let other = client.acquire(&second).await?;
+        let any = client.inner.lock_any([first.as_str(), second.as_str()])?;
+        let any = any.lease(Lease::renewed(ctx.kept()));
+        let finished = case.cuts(&client, any.acquire()).await;
+        case.cleans_up(&ctx, &client).await?;
+        for (name, guard) in [(&first, guard), (&second, other)] {
+            frees(&ctx, guard).await?;
+            nothing_is_left(&ctx, &client, name, Duration::ZERO).await?;
+        }
+        Ok(finished)
+    })
     .await
 }
 
 async fn join_dropped_anywhere_leaves_the_others_alone(ctx: Ctx) -> Result {
-    product(
-        &ctx,
-        &[Step::Acquire, Step::Release],
-        |ctx, case| async move {
-            let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
-            let pass = guard.pass()?;
-            let finished = case.cuts(&client, client.kept(&name)?.join(&pass)).await;
-            case.cleans_up(&ctx, &client).await?;
-            stays_held(&ctx, &guard).await?;
-            ctx.sees_holds(&name, 1).await?;
-            frees(&ctx, guard).await?;
-            Ok(finished)
-        },
-    )
+    let steps = [Step::Acquire, Step::Release];
+    product(&ctx, &steps, |ctx, case| async move {
+        let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+        let pass = guard.pass()?;
+        let finished = case.cuts(&client, client.kept(&name)?.join(&pass)).await;
+        case.cleans_up(&ctx, &client).await?;
+        stays_held(&ctx, &guard).await?;
+        ctx.sees_holds(&name, 1).await?;
+        frees(&ctx, guard).await?;
+        Ok(finished)
+    })
     .await
 }
 
@@ -186,32 +176,29 @@ async fn shutdown_dropped_anywhere_leaves_nothing_held_for_good(ctx: Ctx) -> Res
 }
 
 async fn a_waiter_cancelled_at_the_head_delays_no_other_waiter(ctx: Ctx) -> Result {
-    product(
-        &ctx,
-        &[Step::Acquire, Step::Leave],
-        |ctx, case| async move {
-            let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
-            let (head, second) = (client.kept(&name)?, client.kept(&name)?);
-            client.gate.always(case.step, case.outcome);
-            let mut head = Box::pin(head.acquire());
-            // The first poll queues it, before the second.
-            let mut finished = polled(&mut head, case.polls.min(1)).await.is_some();
-            let second = ctx.spawn(second.acquire());
-            if !finished && case.polls > 1 {
-                finished = polled(&mut head, case.polls - 1).await.is_some();
-            }
-            drop(head);
-            client.gate.clear();
-            frees(&ctx, guard).await?;
-            // One accept lease and one poll more than the call that hangs.
-            second
-                .served(case.free_within(&ctx) + ctx.kept() * 2 / 3)
-                .await?;
-            case.cleans_up(&ctx, &client).await?;
-            nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
-            Ok(finished)
-        },
-    )
+    let steps = [Step::Acquire, Step::Leave];
+    product(&ctx, &steps, |ctx, case| async move {
+        let ([_other, client], name, guard) = held(&ctx, TestClient::lock).await?;
+        let (head, second) = (client.kept(&name)?, client.kept(&name)?);
+        client.gate.always(case.step, case.outcome);
+        let mut head = Box::pin(head.acquire());
+        // The first poll queues it, before the second.
+        let mut finished = polled(&mut head, case.polls.min(1)).await.is_some();
+        let second = ctx.spawn(second.acquire());
+        if !finished && case.polls > 1 {
+            finished = polled(&mut head, case.polls - 1).await.is_some();
+        }
+        drop(head);
+        client.gate.clear();
+        frees(&ctx, guard).await?;
+        // One accept lease and one poll more than the call that hangs.
+        second
+            .served(case.free_within(&ctx) + ctx.kept() * 2 / 3)
+            .await?;
+        case.cleans_up(&ctx, &client).await?;
+        nothing_is_left(&ctx, &client, &name, Duration::ZERO).await?;
+        Ok(finished)
+    })
     .await
 }
 
@@ -374,20 +361,13 @@ async fn nothing_is_left(
 ) -> Result {
     ctx.left_untouched(name, bound).await?;
     // It may find calls of the dropped future in flight, and comes after them.
-    let (lock, next) = (client.lock(name)?, Mutex::new(None));
-    let granted = || async {
-        let mut next = next.lock().await;
-        *next = lock.try_acquire().await.ok().flatten();
-        Ok(next.is_some())
-    };
+    let lock = client.lock(name)?;
+    let granted = || async { Ok(lock.try_acquire().await.ok().flatten()) };
     // The store has shown the lock free. On a busy machine a try may still go unanswered, which takes a
     // third of the lease.
     let patience = bound.max(ctx.kept() / 2);
-    ctx.eventually("the next acquire is granted", patience, granted)
-        .await?;
-    if let Some(next) = next.into_inner() {
-        frees(ctx, next).await?;
-    }
+    let next = ctx.found("the next acquire is granted", patience, granted);
+    frees(ctx, next.await?).await?;
     client.cleans_up(cleaned_up_within(ctx, bound)).await?;
     ctx.left_untouched(name, Duration::ZERO).await
 }

@@ -67,6 +67,8 @@ pub(crate) enum CallOutcome {
     ErrorAfter,
     /// Executed, and answered this much later.
     Slow(Duration),
+    /// Executed, and answered once the gate was [opened](GatedDriver::open).
+    Withheld,
     /// Executed, never answered.
     Never,
     /// Neither executed nor answered.
@@ -128,17 +130,26 @@ impl GatedDriver {
 
     /// The next call of this kind without an outcome meets this one.
     pub(crate) fn once(&self, step: Step, outcome: CallOutcome) {
+        self.close_for(outcome);
         self.script.lock().once[step as usize].push_back(outcome);
     }
 
     /// From now on every call of this kind meets this one.
     pub(crate) fn always(&self, step: Step, outcome: CallOutcome) {
+        self.close_for(outcome);
         self.script.lock().standing[step as usize] = outcome;
     }
 
     /// From now on every call meets this one.
     pub(crate) fn all(&self, outcome: CallOutcome) {
+        self.close_for(outcome);
         self.script.lock().standing = [outcome; 6];
+    }
+
+    fn close_for(&self, outcome: CallOutcome) {
+        if matches!(outcome, CallOutcome::Barred | CallOutcome::Withheld) {
+            self.open.send_replace(false);
+        }
     }
 
     /// From now on nothing fails.
@@ -150,13 +161,7 @@ impl GatedDriver {
         self.open();
     }
 
-    /// From now on every call is [`CallOutcome::Barred`].
-    pub(crate) fn bar(&self) {
-        self.open.send_replace(false);
-        self.all(CallOutcome::Barred);
-    }
-
-    /// Barred calls go on.
+    /// Calls and answers that wait at the gate go on.
     pub(crate) fn open(&self) {
         self.open.send_replace(true);
     }
@@ -285,6 +290,11 @@ impl GatedDriver {
                 self.clock.sleep_until(self.clock.now() + span).await;
                 answer
             }
+            CallOutcome::Withheld => {
+                let answer = call.await;
+                self.opened().await;
+                answer
+            }
             CallOutcome::Never => {
                 drop(call.await);
                 pending().await
@@ -299,13 +309,17 @@ impl GatedDriver {
                 pending().await
             }
             CallOutcome::Barred => {
-                // The sender lives as long as this gate.
-                drop(self.open.subscribe().wait_for(|open| *open).await);
+                self.opened().await;
                 call.await
             }
         };
         yield_now().await;
         answer
+    }
+
+    async fn opened(&self) {
+        // The sender lives as long as this gate.
+        drop(self.open.subscribe().wait_for(|open| *open).await);
     }
 
     fn later<T: Send + 'static>(

@@ -46,11 +46,7 @@ async fn lost_resolves_before_another_gets_in_while_the_store_is_away(ctx: Ctx) 
         let before = ctx.now();
         let guard = Arc::new(client.take(&client.short(&name)?).await?);
         let after = ctx.now();
-        if outcome == CallOutcome::Barred {
-            client.gate.bar();
-        } else {
-            client.gate.all(outcome);
-        }
+        client.gate.all(outcome);
         let (clock, watched) = (ctx.clock().clone(), Arc::clone(&guard));
         let watch = ctx.spawn(async move { (watched.lost().await, clock.now()) });
         let next = other.gets(&name, ctx.short() * 2 + ctx.slack()).await?;
@@ -303,7 +299,7 @@ async fn a_living_guard_hears_that_its_owner_has_the_lock_anew(ctx: Ctx) -> Resu
 async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Result {
     let ([client, other], name) = TestClient::several(&ctx).await?;
     let lock = client.lock(&name)?.with_owner(&client.inner.owner());
-    client.gate.bar();
+    client.gate.all(CallOutcome::Barred);
     let barred = ctx.spawn(lock.acquire());
     client.sends(Step::Acquire, 1).await?;
     client.gate.all(CallOutcome::Ok);
@@ -318,12 +314,12 @@ async fn a_guard_is_lost_the_moment_its_owner_has_another_token(ctx: Ctx) -> Res
     stays_held(&ctx, &new).await?;
     frees(&ctx, new).await?;
     // The reverse: the answer of the older incarnation comes last, and makes no guard.
-    let slow = CallOutcome::Slow(Duration::from_secs(1));
-    client.gate.once(Step::Acquire, slow);
+    client.gate.once(Step::Acquire, CallOutcome::Withheld);
     let slow = ctx.spawn(lock.acquire());
     ctx.until_granted(&name).await?;
     other.breaks(&name, None).await?;
     let new = client.take(&lock).await?;
+    client.gate.open();
     let again = slow.done(ctx.answer()).await??;
     same("the token of who asked first", again.token(), new.token())?;
     stays_held(&ctx, &new).await?;

@@ -6,12 +6,10 @@ mod crash;
 mod election;
 mod error;
 mod gated_driver;
-mod handover;
 mod indeterminate;
 mod keep;
 mod late;
 mod loss;
-mod mutex;
 mod network;
 mod observe;
 mod presence;
@@ -34,7 +32,6 @@ use crate::case::Case;
 /// All cases, in the order of the contract.
 pub(crate) fn cases() -> Vec<Case> {
     let all = [
-        mutex::CASES,
         reentry::CASES,
         share::CASES,
         renew::CASES,
@@ -42,7 +39,6 @@ pub(crate) fn cases() -> Vec<Case> {
         indeterminate::CASES,
         cancel::CASES,
         wait::CASES,
-        handover::CASES,
         late::CASES,
         crash::CASES,
         presence::CASES,

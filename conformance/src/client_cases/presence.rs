@@ -6,9 +6,7 @@ use super::{
     test_lock::TestLock,
 };
 use crate::{Ctx, Failure, Result, case::cases, ctx::several, ensure, same};
-use dlock_core::{
-    DEFAULT_POLL_INTERVAL, ErrorKind, HoldId, Lease, LockName, LossReason, Owner, Snapshot,
-};
+use dlock_core::{DEFAULT_POLL_INTERVAL, ErrorKind, Lease, LockName, LossReason, Owner, Snapshot};
 use futures_util::TryStreamExt;
 use std::{sync::Arc, time::Duration};
 
@@ -50,10 +48,7 @@ async fn whoever_is_evicted_knew_before(ctx: Ctx) -> Result {
     ] {
         let (client, [other], name) = beside(&ctx).await?;
         let guard = Arc::new(client.acquire(&name).await?);
-        match outcome {
-            CallOutcome::Barred => client.gate.bar(),
-            outcome => client.gate.all(outcome),
-        }
+        client.gate.all(outcome);
         let cut = ctx.now();
         let (clock, watched) = (ctx.clock().clone(), Arc::clone(&guard));
         let watch = ctx.spawn(async move { (watched.lost().await, clock.now()) });
@@ -176,9 +171,7 @@ async fn a_presence_ends_with_its_client(ctx: Ctx) -> Result {
     let (client, [other], name) = beside(&ctx).await?;
     let guard = client.acquire(&name).await?;
     let admin = other.inner.admin();
-    let seen = admin.inspect(name.as_str()).await?;
-    let id = presence_of(&seen)?;
-    let presence = format!("~alive:{id}");
+    let presence = presence_of(&other, &name).await?;
     frees(&ctx, guard).await?;
     // It lasts as long as the client, with or without a hold.
     ctx.time_passes(ctx.kept() * 2).await;
@@ -190,10 +183,13 @@ async fn a_presence_ends_with_its_client(ctx: Ctx) -> Result {
     same("presences of no client", seen.holders.len(), 0)
 }
 
-fn presence_of(seen: &Snapshot) -> Result<HoldId> {
+/// The lock that is the presence of this lock's holder.
+async fn presence_of(client: &TestClient, name: &LockName) -> Result<String> {
+    let seen = client.inner.admin().inspect(name.as_str()).await?;
     let holder = seen.holders.first();
     let id = holder.and_then(|holder| holder.info.presence());
-    id.ok_or_else(|| Failure::new("the holder info shows no presence"))
+    let id = id.ok_or_else(|| Failure::new("the holder info shows no presence"))?;
+    Ok(format!("~alive:{id}"))
 }
 
 async fn all_locks_of_a_client_are_lost_and_free_at_once(ctx: Ctx) -> Result {
@@ -217,10 +213,8 @@ async fn all_locks_of_a_client_are_lost_and_free_at_once(ctx: Ctx) -> Result {
 async fn a_presence_that_is_broken_is_a_loss(ctx: Ctx) -> Result {
     let (client, [other], name) = beside(&ctx).await?;
     let guard = client.acquire(&name).await?;
-    let admin = other.inner.admin();
-    let seen = admin.inspect(name.as_str()).await?;
-    let id = presence_of(&seen)?;
-    admin.break_lock(format!("~alive:{id}"), None).await?;
+    let presence = presence_of(&other, &name).await?;
+    other.inner.admin().break_lock(presence, None).await?;
     // At its next renewal, and long before the lease of the lock.
     let lost = ctx.within("the lock is lost", ctx.kept(), guard.lost());
     same("the reason", lost.await?, LossReason::Presence)?;

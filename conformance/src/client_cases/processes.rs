@@ -8,6 +8,7 @@ use super::{
 use crate::{
     Ctx, Failure, MakeFixture, Result,
     case::cases,
+    cases::crash,
     ensure, in_time, job, same,
     testbed::worker::{self, Job, Worker},
 };
@@ -143,7 +144,7 @@ async fn freed_by_its_death(ctx: &Ctx, job: &str) -> Result {
 
 async fn a_killed_process_with_a_presence_frees_its_locks_within_it(ctx: Ctx) -> Result {
     let ([client], name) = TestClient::several(&ctx).await?;
-    for _ in 0..killed_in_a_row() {
+    for _ in 0..2 {
         let (_folder, path) = file()?;
         let mut worker = present_writer(&ctx, &name, &path).await?;
         let next = ctx.spawn(client.lock(&name)?.acquire());
@@ -154,22 +155,11 @@ async fn a_killed_process_with_a_presence_frees_its_locks_within_it(ctx: Ctx) ->
         let next = next.done(ctx.long()).await??;
         let after = ctx.now().since(killed);
         let bound = ctx.dead_for(ctx.kept()) + POLLS * DEFAULT_POLL_INTERVAL;
-        println!(
-            "{}: free {} ms after kill -9",
-            ctx.fixture(),
-            after.as_millis()
-        );
         let in_limit = after <= bound + ctx.slack();
         in_time(in_limit, format!("it was free after {after:?}"))?;
         frees(&ctx, next).await?;
     }
     Ok(())
-}
-
-/// How many of a presence's holders are killed; the soak wants 200.
-fn killed_in_a_row() -> usize {
-    let wanted = std::env::var("DLOCK_TEST_KILLS").ok();
-    wanted.and_then(|wanted| wanted.parse().ok()).unwrap_or(2)
 }
 
 /// How many polls a waiter may need to find a presence over, and to get the lock.
@@ -277,17 +267,19 @@ fn append(path: &str, line: &str) -> Result {
 
 /// A process that holds the lock, alone or as a reader, and has written once.
 async fn inside(ctx: &Ctx, job: &str, name: &LockName, path: &str) -> Result<Worker> {
-    let mut worker = spawn(ctx, job, name, &[("path", path)])?;
-    worker.send("write").await?;
-    worker.expect("wrote", ctx.answer()).await?;
-    Ok(worker)
+    let worker = spawn(ctx, job, name, &[("path", path)])?;
+    has_written(ctx, worker).await
 }
 
 /// The same with a long lease that depends on a presence.
 async fn present_writer(ctx: &Ctx, name: &LockName, path: &str) -> Result<Worker> {
     let presence = ctx.kept().as_millis().to_string();
     let more = [("path", path), ("presence", presence.as_str())];
-    let mut worker = job::spawn(ctx, "client_write", name, ctx.long(), &more)?;
+    let worker = job::spawn(ctx, "client_write", name, ctx.long(), &more)?;
+    has_written(ctx, worker).await
+}
+
+async fn has_written(ctx: &Ctx, mut worker: Worker) -> Result<Worker> {
     worker.send("write").await?;
     worker.expect("wrote", ctx.answer()).await?;
     Ok(worker)
@@ -297,16 +289,16 @@ fn spawn(ctx: &Ctx, job: &str, name: &LockName, more: &[(&str, &str)]) -> Result
     job::spawn(ctx, job, name, ctx.kept(), more)
 }
 
-/// The job of such a process; `None`: the job is none of these.
-pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Option<ExitCode> {
-    if !job.name.starts_with("client_") {
-        return None;
-    }
-    Some(job::done(job, play(job, fixtures)))
+/// The job of a process that a case started.
+pub(crate) fn work(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> ExitCode {
+    job::done(job, play(job, fixtures))
 }
 
 async fn play(job: &Job, fixtures: &[Arc<dyn MakeFixture>]) -> Result {
     let driver = job::driver(job, fixtures).await?;
+    if job.name == crash::HOLD {
+        return crash::hold(job, &*driver).await;
+    }
     let gate = Arc::new(GatedDriver::new(driver, Clock::boot(), Duration::ZERO));
     let mut client = Client::builder(Arc::<GatedDriver>::clone(&gate));
     if let Ok(presence) = job.arg("presence") {

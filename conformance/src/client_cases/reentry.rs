@@ -1,7 +1,7 @@
 //! `reentry`: ownership is a value, and a task that has it enters past every queue.
 
 use super::{
-    gated_driver::Step,
+    gated_driver::{CallOutcome, Step},
     test_client::{NOT_HELD, ONE_LEFT, TestClient, Waiter, frees, held, stays_held},
 };
 use crate::{Ctx, Failure, Result, case::cases, cases::ORDERS, ensure, same};
@@ -196,7 +196,7 @@ async fn an_owner_that_waits_enters_when_it_is_inside_elsewhere(ctx: Ctx) -> Res
     let what = "it asks past the queue in vain";
     ctx.until(what, ctx.answer(), refused).await?;
     // The other owner requests nothing while the lock changes hands.
-    client.gate.bar();
+    client.gate.all(CallOutcome::Barred);
     frees(&ctx, held).await?;
     let inside = elsewhere.done(ctx.answer()).await??;
     client.gate.clear();

@@ -49,14 +49,10 @@ async fn a_store_away_for_most_of_a_lease_costs_nothing(ctx: Ctx) -> Result {
     } else {
         ctx.kept() * 3 / 4
     };
-    for barred in [false, true] {
+    for outcome in [CallOutcome::ErrorBefore, CallOutcome::Barred] {
         let ([client], _, guard) = held(&ctx, TestClient::kept).await?;
         renewed_once(&ctx, &guard).await?;
-        if barred {
-            client.gate.bar();
-        } else {
-            client.gate.all(CallOutcome::ErrorBefore);
-        }
+        client.gate.all(outcome);
         let in_doubt = || guard.state() == GuardState::Uncertain;
         if ctx.is_session_bound() {
             // The time for which a session is certain is less than a lease, and varies.

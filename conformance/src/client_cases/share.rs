@@ -15,7 +15,6 @@ cases! {
     [Clause::Share]
     readers_and_a_writer_take_turns needs(Shares);
     readers_that_wait_enter_together needs(Shares);
-    a_permit_that_is_released_goes_to_who_waits needs(Shares);
     never_more_inside_than_permits needs(Shares);
     a_reader_behind_a_writer_that_gives_up_enters_at_once needs(Shares, Queue);
     who_disagree_about_the_permits_are_told needs(Shares);
@@ -67,19 +66,6 @@ async fn readers_that_wait_enter_together(ctx: Ctx) -> Result {
         reader.check()?;
     }
     here.refused(&name).await
-}
-
-async fn a_permit_that_is_released_goes_to_who_waits(ctx: Ctx) -> Result {
-    let ([here, there], name) = TestClient::several(&ctx).await?;
-    let [ours, theirs] = [permit(&here, &name, 2)?, permit(&there, &name, 2)?];
-    let (one, two) = (here.take(&ours).await?, there.take(&theirs).await?);
-    let (next, last) = (there.waits(theirs).await?, here.waits(ours).await?);
-    drop(one);
-    drop(two);
-    for waiter in [next, last] {
-        drop(waiter.done(ctx.answer() + POLL).await??);
-    }
-    Ok(())
 }
 
 async fn a_reader_behind_a_writer_that_gives_up_enters_at_once(ctx: Ctx) -> Result {

@@ -6,7 +6,7 @@ use super::{
     test_client::{OUT_OF_TIME, POLL, TestClient, Waiter, ends, fails, frees, held},
     test_lock::TestLock,
 };
-use crate::{Ctx, Failure, Result, case::cases, ensure, same};
+use crate::{Ctx, Failure, Result, case::cases, ensure, in_time, same};
 use dlock_core::{
     ErrorKind, LockName,
     driver::{Lane, Ticket, Wake, WakeUp},
@@ -29,6 +29,8 @@ cases! {
     a_wait_for_oneself_says_where_the_lock_was_acquired;
     a_waiter_out_of_time_passes_its_position_on;
     a_wait_ends_when_the_lease_of_the_holder_does;
+    a_loss_wakes_who_waits_in_the_same_client;
+    the_second_waiter_is_queued_when_the_first_is_granted needs(Queue);
 }
 
 async fn tasks_of_one_client_are_served_in_order(ctx: Ctx) -> Result {
@@ -265,6 +267,40 @@ async fn a_wait_ends_when_the_lease_of_the_holder_does(ctx: Ctx) -> Result {
         frees(&ctx, taken).await?;
     }
     Ok(())
+}
+
+async fn a_loss_wakes_who_waits_in_the_same_client(ctx: Ctx) -> Result {
+    let ([client], name, guard) = held(&ctx, TestClient::fixed).await?;
+    let waiting = client.waits(client.lock(&name)?).await?;
+    // Its polls are two seconds apart, whenever the lease ends.
+    let taken = waiting.done(guard.remaining() + ctx.short() / 50).await??;
+    drop(guard);
+    frees(&ctx, taken).await
+}
+
+async fn the_second_waiter_is_queued_when_the_first_is_granted(ctx: Ctx) -> Result {
+    let ([other, client], name, held) = held(&ctx, TestClient::lock).await?;
+    let first = client.waits(client.lock(&name)?).await?;
+    let second = ctx.begin(client.lock(&name)?.acquire()).await;
+    frees(&ctx, held).await?;
+    let guard = first.done(ctx.answer()).await??;
+    ctx.would_show_within(Duration::from_millis(20)).await;
+    let waiters = ctx.observer().await?.inspect(&name).await?.waiters;
+    // A request of the first that was on its way when the second came names no next one.
+    in_time(
+        waiters.unwrap_or(1) == 1,
+        format!("{waiters:?} waiters are queued, should be 1"),
+    )?;
+    let asked = client.gate.seen(Step::Acquire, &name);
+    let asked: BTreeSet<_> = asked.iter().map(|seen| seen.line).collect();
+    same("the number of tickets that asked", asked.len(), 1)?;
+    // A later waiter comes after it.
+    let third = other.waits(other.lock(&name)?).await?;
+    frees(&ctx, guard).await?;
+    let guard = second.done(ctx.answer()).await??;
+    same("the third is inside", third.is_done(), false)?;
+    frees(&ctx, guard).await?;
+    third.served(ctx.answer()).await
 }
 
 /// Waiters, and the order in which they were granted the lock.

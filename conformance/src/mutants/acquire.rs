@@ -19,8 +19,14 @@ table! {
         breaks(Clause::Mutex, Clause::Lease, Clause::Renew, Clause::Indeterminate) => Impatient;
     a_lapsed_holder_refuses_the_client_that_finds_it breaks(Clause::Expiry) => Sweeper::default();
     a_reentry_sets_the_end_of_all breaks(Clause::Share, Clause::Lease) => LastLease::default();
-    a_repeat_is_one_hold_more breaks(Clause::Share, Clause::Indeterminate) => Miscount::Repeats.made();
-    lapsed_holds_are_counted breaks(Clause::Expiry) => Miscount::Lapses.made();
+    a_repeat_is_one_hold_more breaks(Clause::Share, Clause::Indeterminate) => Counter {
+        repeats: true,
+        inside: PerName::default(),
+    };
+    lapsed_holds_are_counted breaks(Clause::Expiry) => Counter {
+        repeats: false,
+        inside: PerName::default(),
+    };
     a_repeat_promises_the_whole_lease breaks(Clause::Indeterminate) => Edit {
         acquired: |req, mut answer| {
             if let Ok(Acquired::Granted(grant)) = &mut answer {
@@ -159,43 +165,26 @@ impl Mutation for LastLease {
 /// Counts up and down in place of a set of holds.
 #[derive(Debug)]
 struct Counter {
-    mistake: Miscount,
+    /// Does not check its hold id; otherwise a lapse does not change the count while the record lives.
+    repeats: bool,
     inside: PerName<Vec<Who>>,
-}
-
-#[derive(Debug)]
-enum Miscount {
-    /// Does not check its hold id.
-    Repeats,
-    /// A lapse does not change the count while the record lives.
-    Lapses,
-}
-
-impl Miscount {
-    fn made(self) -> Counter {
-        Counter {
-            mistake: self,
-            inside: PerName::default(),
-        }
-    }
 }
 
 #[async_trait]
 impl Mutation for Counter {
     async fn acquire(&self, inner: &Inner, req: &Acquire) -> Result<Acquired> {
         let mut again = req.clone();
-        let repeats = matches!(self.mistake, Miscount::Repeats);
         let raises = req.floor.is_some(); // it is no hold more
-        if repeats && !raises && self.inside.has(&req.name, &who(req)) {
+        if self.repeats && !raises && self.inside.has(&req.name, &who(req)) {
             again.hold = HoldId::from_bits(req.hold.to_bits() ^ 1);
         }
         let mut answer = inner.acquire(&again).await?;
         if let Acquired::Granted(grant) = &mut answer {
-            if grant.holds.get() == 1 && !repeats {
+            if grant.holds.get() == 1 && !self.repeats {
                 self.inside.take(&req.name);
             }
             self.inside.add(&req.name, who(req));
-            if !repeats {
+            if !self.repeats {
                 let count = self.inside.get(&req.name).map_or(0, |inside| inside.len());
                 let count = u32::try_from(count).unwrap_or(u32::MAX);
                 grant.holds = grant.holds.max(count.try_into().unwrap_or(grant.holds));

@@ -2,10 +2,10 @@
 
 use super::{Mutant, Mutants};
 use crate::{
-    case::{Case, Level},
+    case::Case,
     cases::cases,
     clause::Clause,
-    runner::{Outcome, Stage},
+    runner::{Outcome, Stage, unsupported},
 };
 use futures_util::{StreamExt, future, stream};
 use libtest_mimic::{Completion, Failed, Trial};
@@ -20,13 +20,17 @@ pub(crate) fn trial(stage: &Arc<Stage>, mutant: Mutant, how: Mutants) -> Trial {
     let name = format!("{}::mutant::{}", stage.name(), mutant.name);
     let stage = Arc::clone(stage);
     Trial::ignorable_test(name, move || {
-        if let Some(unsupported) = stage.lacks(mutant.needs).map_err(Failed::from)? {
+        let (lacks, store) = stage.probe(|fixture, store| {
+            let lacks = unsupported(mutant.needs, fixture, store);
+            (lacks, store.clone())
+        })?;
+        if let Some(unsupported) = lacks {
             return Ok(Completion::ignored_with(unsupported));
         }
         let mut mutant = mutant;
-        let session = stage.is_session_bound().map_err(Failed::from)?;
-        let coarse = stage.ends_late().map_err(Failed::from)? && mutant.name == NEARLY_OVER;
-        if let Some((clauses, why)) = hidden(mutant.name).filter(|_| session || coarse) {
+        let coarse = !store.lapse.is_zero() && mutant.name == NEARLY_OVER;
+        let hides = store.session_bound || coarse;
+        if let Some((clauses, why)) = hidden(mutant.name).filter(|_| hides) {
             mutant.breaks = clauses;
             if clauses.is_empty() {
                 return Ok(Completion::ignored_with(why));
@@ -69,14 +73,14 @@ fn hidden(mutant: &str) -> Option<(&'static [Clause], &'static str)> {
 /// Every case, one after the other: in simulated time each takes milliseconds.
 fn whole(stage: &Stage, mutant: Mutant) -> Verdict {
     let mut verdict = Verdict::default();
-    for case in cases().into_iter().filter(is_for_drivers) {
+    for case in for_drivers() {
         verdict.note((case, stage.run(case, Some((mutant.mutation)()))));
     }
     verdict
 }
 
-fn is_for_drivers(case: &Case) -> bool {
-    case.level == Level::Driver
+fn for_drivers() -> impl Iterator<Item = Case> {
+    cases().into_iter().filter(|case| !case.is_of_the_core)
 }
 
 /// The cases of its clauses, concurrently on the shared server.
@@ -117,11 +121,7 @@ async fn concurrently<F: Future<Output = (Case, Outcome)>>(
     mut play: impl FnMut(Case) -> F,
 ) -> Vec<(Case, Outcome)> {
     let listed = |case: &Case| clauses.contains(&case.clause) && !case.is_exclusive();
-    let mut wanted: Vec<_> = cases()
-        .into_iter()
-        .filter(is_for_drivers)
-        .filter(listed)
-        .collect();
+    let mut wanted: Vec<_> = for_drivers().filter(listed).collect();
     // The first cases of all clauses come before the second of any.
     let mut places = BTreeMap::<_, usize>::new();
     wanted.sort_by_cached_key(|case| {

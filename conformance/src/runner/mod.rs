@@ -3,12 +3,11 @@
 mod scope;
 mod stage;
 
-pub(crate) use stage::{Outcome, Stage};
+pub(crate) use stage::{Outcome, Stage, unsupported};
 
 use crate::{
     case::Case,
     cases::cases,
-    cases::crash,
     client_cases::processes,
     fixture::{MakeFixture, Time},
     mutants::{self, Mutants},
@@ -27,7 +26,7 @@ use std::{process::ExitCode, sync::Arc};
 pub fn main(fixtures: Vec<Box<dyn MakeFixture>>, mutants: Mutants) -> ExitCode {
     let fixtures: Vec<Arc<dyn MakeFixture>> = fixtures.into_iter().map(Arc::from).collect();
     if let Some(job) = worker::entry() {
-        return processes::work(&job, &fixtures).unwrap_or_else(|| crash::work(&job, &fixtures));
+        return processes::work(&job, &fixtures);
     }
     let scope = match Scope::from_env() {
         Ok(scope) => scope,

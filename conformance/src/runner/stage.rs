@@ -72,22 +72,11 @@ impl Stage {
         done.unwrap_or_else(failed)
     }
 
-    /// The first of these needs that the store cannot offer, if any.
-    pub(crate) fn lacks(&self, needs: &[Need]) -> Result<Option<Unsupported>, Failure> {
-        self.probe(|fixture, store| unsupported(needs, fixture, store))
-    }
-
-    /// Whether holds end with their client's session, which hides some mistakes.
-    pub(crate) fn is_session_bound(&self) -> Result<bool, Failure> {
-        self.probe(|_, store| store.session_bound)
-    }
-
-    /// Whether the store ends leases late, and tells their rest in whole seconds.
-    pub(crate) fn ends_late(&self) -> Result<bool, Failure> {
-        self.probe(|_, store| !store.lapse.is_zero())
-    }
-
-    fn probe<T>(&self, found: impl Fn(&dyn Fixture, &Capabilities) -> T) -> Result<T, Failure> {
+    /// What this function finds of the store.
+    pub(crate) fn probe<T>(
+        &self,
+        found: impl Fn(&dyn Fixture, &Capabilities) -> T,
+    ) -> Result<T, Failure> {
         let probe = async {
             let fixture = self.fixture().await?;
             let store = self.capabilities(&*fixture).await?;
@@ -137,7 +126,7 @@ impl Stage {
 
     /// Waits until no case runs, and lets none start.
     pub(crate) async fn alone() -> Alone {
-        Alone(HOUSE.write().await)
+        HOUSE.write().await
     }
 
     /// The same as [`play`](Self::play), alone except for the cases that share this exclusive access.
@@ -227,9 +216,7 @@ impl Stage {
 }
 
 /// No other case runs while this lives.
-pub(crate) struct Alone(
-    #[expect(dead_code, reason = "held, not read")] RwLockWriteGuard<'static, ()>,
-);
+pub(crate) type Alone = RwLockWriteGuard<'static, ()>;
 
 /// How often a case is measured again whose bound in time other programs on the machine may have broken.
 const AGAIN: usize = 3;
@@ -253,7 +240,12 @@ async fn capabilities(fixture: &dyn Fixture) -> Result<Capabilities, Failure> {
     Ok(store)
 }
 
-fn unsupported(needs: &[Need], fixture: &dyn Fixture, store: &Capabilities) -> Option<Unsupported> {
+/// The first of these needs that the store cannot offer, if any.
+pub(crate) fn unsupported(
+    needs: &[Need],
+    fixture: &dyn Fixture,
+    store: &Capabilities,
+) -> Option<Unsupported> {
     needs
         .iter()
         .find_map(|need| need.unsupported(fixture, store).err())

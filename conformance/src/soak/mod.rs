@@ -6,8 +6,8 @@ mod work;
 use crate::{
     Result,
     storm::{
-        LEASE, counts,
-        judge::{Kind as Found, Verdict, judge},
+        LEASE,
+        judge::{Kind as Found, LOGS, Verdict, judge_all},
         target::{END, Place, Target, look_for_leftovers},
     },
 };
@@ -64,6 +64,7 @@ enum Pattern {
 pub(crate) async fn run(options: Options) -> Result<bool> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     let folder = tempfile::Builder::new().prefix("dlock-soak-").tempdir()?;
+    fs::create_dir(folder.path().join(LOGS))?;
     let target = Target::of(options.place, &folder).await?;
     let client = dlock::connect(&target.direct).await?;
     let caps = client.capabilities();
@@ -73,6 +74,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     );
     let mut soak = Soak {
         run: format!("{seed:x}.{:x}", std::process::id()),
+        seed,
         rng: Rng::with_seed(seed),
         verdict: Verdict::default(),
         workers: Vec::new(),
@@ -106,6 +108,7 @@ struct Soak {
     client: Client,
     /// The prefix of all names, so that several soaks can share a store.
     run: String,
+    seed: u64,
     rng: Rng,
     verdict: Verdict,
     workers: Vec<(&'static str, Worker)>,
@@ -150,7 +153,7 @@ impl Soak {
     fn start_at(&mut self, role: &'static str, url: &str) -> Result<Worker> {
         let number = self.started;
         self.started += 1;
-        let log = self.folder.path().join(format!("{number}.log"));
+        let folder = self.folder.path().to_str().ok_or("a path is no text")?;
         Ok(Worker::spawn(
             JOB,
             &[
@@ -158,7 +161,7 @@ impl Soak {
                 ("run", &self.run),
                 ("role", role),
                 ("seed", &number.to_string()),
-                ("log", log.to_str().ok_or("a path is no text")?),
+                ("log", &format!("{folder}/{LOGS}/{number}")),
             ],
         )?)
     }
@@ -219,13 +222,6 @@ impl Soak {
             }
         }
         self.next_leader(last).await?;
-        let caps = self.client.capabilities();
-        let dead = if caps.session_bound {
-            lease / 4
-        } else {
-            Duration::ZERO
-        };
-        let bound = lease + dead + caps.lapse + POLL;
         println!(
             "take-overs: {} killed, {} stopped",
             self.killed, self.stopped
@@ -235,8 +231,7 @@ impl Soak {
                 "of them behind a process stopped inside a write, which locks the file: {held_up}"
             );
         }
-        self.times("until another leads", longest, "lease + poll", bound);
-        Ok(())
+        self.recovers("until another leads", longest)
     }
 
     /// Fills a name with readers, as many as it takes: one more is refused, and after them a writer enters.
@@ -337,14 +332,8 @@ impl Soak {
             Pattern::Presence => self.no_presence_is_left().await?,
             _ => {}
         }
-        let mut logs = Vec::new();
-        for entry in fs::read_dir(self.folder.path())? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|kind| kind == "log") {
-                logs.push(fs::read_to_string(path)?);
-            }
-        }
-        let found = std::mem::replace(&mut self.verdict, judge(&logs)?);
+        let judged = judge_all(self.folder.path())?;
+        let found = std::mem::replace(&mut self.verdict, judged);
         self.verdict.findings.extend(found.findings);
         if pattern == Pattern::Readers {
             let of = |role| longest.get(role).copied().unwrap_or_default();
@@ -366,7 +355,6 @@ impl Soak {
 
     /// All permits can be taken within a lease of the last process's end, and not one more.
     async fn permits_are_back(&mut self, since: Instant) -> Result {
-        let lease = self.lease()?;
         let permits = self
             .client
             .semaphore(work::name(&self.run, 0), work::PERMITS)?;
@@ -377,19 +365,7 @@ impl Soak {
                 Err(error) => self.verdict.find(Found::Leftover, error),
             }
         }
-        let took = since.elapsed();
-        let caps = self.client.capabilities();
-        let dead = if caps.session_bound {
-            lease / 4
-        } else {
-            Duration::ZERO
-        };
-        self.times(
-            "until all permits are back",
-            took,
-            "lease + poll",
-            lease + dead + caps.lapse + POLL,
-        );
+        self.recovers("until all permits are back", since.elapsed())?;
         if permits.try_acquire().await?.is_some() {
             self.verdict
                 .find(Found::TooMany, "a permit more was granted");
@@ -397,6 +373,19 @@ impl Soak {
         for guard in guards {
             guard.release().await?;
         }
+        Ok(())
+    }
+
+    /// How long it took until other processes had what a dead one held: its lease, and a poll.
+    fn recovers(&mut self, what: &str, took: Duration) -> Result {
+        let (lease, caps) = (self.lease()?, self.client.capabilities());
+        let dead = if caps.session_bound {
+            lease / 4
+        } else {
+            Duration::ZERO
+        };
+        let bound = lease + dead + caps.lapse + POLL;
+        self.times(what, took, "lease + poll", bound);
         Ok(())
     }
 
@@ -411,33 +400,9 @@ impl Soak {
     }
 
     fn tell(self) -> bool {
-        let Verdict {
-            findings,
-            grants,
-            joins,
-            ends,
-            failures,
-        } = &self.verdict;
-        println!(
-            "{grants} grants, {joins} of them beside another, {} processes, {} killed, {} stopped",
-            self.started, self.killed, self.stopped
-        );
-        println!("holds ended: {}", counts(ends));
-        println!("acquires without a lock: {}", counts(failures));
-        for finding in findings.iter().take(FINDINGS_SHOWN) {
-            println!("FINDING {finding}");
-        }
-        if findings.is_empty() {
-            println!("no finding");
-            return true;
-        }
-        let logs = self.folder.keep();
-        println!(
-            "{} findings; the logs are in {}",
-            findings.len(),
-            logs.display()
-        );
-        false
+        let (started, killed, stopped) = (self.started, self.killed, self.stopped);
+        let processes = format!("{started} processes, {killed} killed, {stopped} stopped");
+        self.verdict.tell(&processes, self.seed, self.folder)
     }
 }
 
@@ -450,4 +415,3 @@ const POLL: Duration = Duration::from_secs(2);
 const WRITER_POLL: Duration = Duration::from_millis(100);
 /// How often the next leader is looked for.
 const LOOK: Duration = Duration::from_millis(10);
-const FINDINGS_SHOWN: usize = 20;

@@ -3,16 +3,16 @@
 use crate::{
     Result,
     storm::{
-        LEASE, failed,
+        LEASE, ending, failed,
         log::{Grant, Log, now},
-        renewed, word,
+        millis, released, renewed, word,
     },
 };
 use dlock::{Client, Guard, Lease, ReleaseOutcome};
 use dlock_conformance::testbed::worker::{self, Job};
 use fastrand::Rng;
 use std::{
-    ops::{ControlFlow, Range},
+    ops::ControlFlow,
     path::Path,
     sync::{
         Arc,
@@ -37,12 +37,7 @@ pub(crate) fn name(run: &str, number: usize) -> String {
 
 /// Works until the parent process closes the input, and then says how long it waited and held at most.
 pub(crate) async fn work(job: &Job) -> Result {
-    let (ending, ends) = watch::channel(false);
-    tokio::spawn(async move {
-        let mut commands = worker::commands();
-        while commands.recv().await.is_some() {}
-        ending.send_replace(true);
-    });
+    let ends = ending();
     let run = job.arg("run")?;
     let mut builder = dlock::builder(job.arg("url")?).await?;
     if job.arg("role")? == PRESENT {
@@ -62,9 +57,7 @@ pub(crate) async fn work(job: &Job) -> Result {
         "candidate" => soaking.campaign().await?,
         role => {
             while !soaking.is_over() {
-                if let Err(error) = soaking.turn(role, &mut rng).await? {
-                    failed(&soaking.log, &word(&error)).await?;
-                }
+                soaking.turn(role, &mut rng).await?;
             }
         }
     }
@@ -87,7 +80,7 @@ impl Soaking {
         *self.ends.borrow()
     }
 
-    async fn turn(&self, role: &str, rng: &mut Rng) -> Result<Result<(), dlock::Error>> {
+    async fn turn(&self, role: &str, rng: &mut Rng) -> Result {
         let asked = now();
         let name = &self.names[0];
         let (lock, family, span) = match role {
@@ -102,7 +95,7 @@ impl Soaking {
         };
         let guard = match renewed(lock, LEASE).acquire().await {
             Ok(guard) => guard,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return self.failed(&error).await,
         };
         self.waited.fetch_max(now() - asked, SeqCst);
         let family = match family {
@@ -110,16 +103,15 @@ impl Soaking {
             PERMIT => format!("of-{PERMITS}-{}", guard.token()),
             shared => format!("{shared}-{}", guard.token()),
         };
-        self.hold(vec![guard], &family, asked, millis(rng, span))
-            .await?;
+        self.hold(guard, &family, asked, millis(rng, span)).await?;
         if role == "writer" {
             sleep(millis(rng, 1..20)).await;
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Holds the lock until it is lost, or until the end.
-    async fn keep(&self) -> Result<Result<(), dlock::Error>> {
+    async fn keep(&self) -> Result {
         let lock = self
             .client
             .lock(&self.names[0])?
@@ -130,24 +122,23 @@ impl Soaking {
             acquired = lock.acquire() => acquired,
             ended = ends.wait_for(|is_over| *is_over) => {
                 drop(ended?);
-                return Ok(Ok(()));
+                return Ok(());
             }
         };
         let guard = match acquired {
             Ok(guard) => guard,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return self.failed(&error).await,
         };
         let family = format!("keeper-{}-{asked}", std::process::id());
         let (hold, _) = self.log.took(&guard, &grant(&family, asked))?;
         while self.log.believes(&guard, hold)? && !self.is_over() {
             sleep(STEP).await;
         }
-        self.ended(hold, guard.release().await)?;
-        Ok(Ok(()))
+        self.ended(hold, guard.release().await)
     }
 
     /// Two names or more, in any order.
-    async fn set(&self, rng: &mut Rng) -> Result<Result<(), dlock::Error>> {
+    async fn set(&self, rng: &mut Rng) -> Result {
         let mut names = self.names.clone();
         rng.shuffle(&mut names);
         names.truncate(rng.usize(2..=NAMES));
@@ -156,7 +147,7 @@ impl Soaking {
         let set = self.client.lock_all(&names)?.lease(lease);
         let guard = match set.acquire().await {
             Ok(guard) => guard,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return self.failed(&error).await,
         };
         self.waited.fetch_max(now() - asked, SeqCst);
         let family = format!("set-{}-{asked}", std::process::id());
@@ -172,29 +163,26 @@ impl Soaking {
         for ((_, outcome), hold) in guard.release().await.into_iter().zip(logged) {
             self.ended(hold, outcome)?;
         }
-        Ok(Ok(()))
-    }
-
-    async fn hold(&self, guards: Vec<Guard>, family: &str, asked: u64, span: Duration) -> Result {
-        for guard in guards {
-            let (hold, got) = self.log.took(&guard, &grant(family, asked))?;
-            let until = got + u64::try_from(span.as_nanos())?;
-            while self.log.believes(&guard, hold)? && now() < until {
-                sleep(span.min(STEP)).await;
-            }
-            let outcome = guard.release().await;
-            self.held.fetch_max(now() - got, SeqCst);
-            self.ended(hold, outcome)?;
-        }
         Ok(())
     }
 
+    async fn hold(&self, guard: Guard, family: &str, asked: u64, span: Duration) -> Result {
+        let (hold, got) = self.log.took(&guard, &grant(family, asked))?;
+        let until = got + u64::try_from(span.as_nanos())?;
+        while self.log.believes(&guard, hold)? && now() < until {
+            sleep(span.min(STEP)).await;
+        }
+        let outcome = guard.release().await;
+        self.held.fetch_max(now() - got, SeqCst);
+        self.ended(hold, outcome)
+    }
+
+    async fn failed(&self, error: &dlock::Error) -> Result {
+        failed(&self.log, &word(error)).await
+    }
+
     fn ended(&self, hold: u64, outcome: Result<ReleaseOutcome, dlock::Error>) -> Result {
-        let how = match outcome {
-            Ok(ReleaseOutcome::StillHeld { .. }) => "still".to_owned(),
-            Ok(_) => "released".to_owned(),
-            Err(error) => word(&error),
-        };
+        let how = released(outcome);
         Ok(self.log.write(format_args!("ended {hold} {how}"))?)
     }
 
@@ -242,10 +230,6 @@ fn grant(family: &str, asked: u64) -> Grant<'_> {
         least: Duration::ZERO,
         asked,
     }
-}
-
-fn millis(rng: &mut Rng, range: Range<u64>) -> Duration {
-    Duration::from_millis(rng.u64(range))
 }
 
 const PERMIT: &str = "permit";

@@ -6,9 +6,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
+    fmt, fs,
+    path::Path,
     time::Duration,
 };
+use tempfile::TempDir;
 
 /// The findings and the counts.
 #[derive(Debug, Default)]
@@ -70,11 +72,19 @@ struct Hold {
     kept: bool,
 }
 
-/// Judges the logs of all processes.
+/// Judges the logs in the folder [`LOGS`] of this folder.
 ///
 /// # Errors
-/// When a line is no record.
-pub(crate) fn judge(logs: &[String]) -> Result<Verdict, String> {
+/// When one cannot be read, or a line is no record.
+pub(crate) fn judge_all(folder: &Path) -> crate::Result<Verdict> {
+    let mut logs = Vec::new();
+    for entry in fs::read_dir(folder.join(LOGS))? {
+        logs.push(fs::read_to_string(entry?.path())?);
+    }
+    Ok(judge(&logs)?)
+}
+
+fn judge(logs: &[String]) -> Result<Verdict, String> {
     let mut verdict = Verdict::default();
     let mut names: BTreeMap<String, Vec<Hold>> = BTreeMap::new();
     for log in logs {
@@ -95,6 +105,30 @@ impl Verdict {
     pub(crate) fn find(&mut self, kind: Kind, words: impl fmt::Display) {
         let words = words.to_string();
         self.findings.push(Finding { kind, words });
+    }
+
+    /// Prints counts and findings, and returns whether there is none; on a finding the logs are kept.
+    pub(crate) fn tell(&self, processes: &str, seed: u64, folder: TempDir) -> bool {
+        println!(
+            "{} grants, {} of them beside another hold of the incarnation, {processes}",
+            self.grants, self.joins
+        );
+        println!("holds ended: {}", counts(&self.ends));
+        println!("acquires without a lock: {}", counts(&self.failures));
+        let findings = &self.findings;
+        for finding in findings.iter().take(FINDINGS_SHOWN) {
+            println!("FINDING {finding}");
+        }
+        if findings.is_empty() {
+            println!("no finding");
+            return true;
+        }
+        let (count, logs) = (findings.len(), folder.keep().join(LOGS));
+        println!(
+            "{count} findings, seed {seed}; the logs are in {}",
+            logs.display()
+        );
+        false
     }
 
     /// The holds of one process, by name; counts the other records. A last line without its end was
@@ -221,6 +255,18 @@ impl Verdict {
 fn most(family: &str) -> Option<usize> {
     family.strip_prefix("of-")?.split_once('-')?.0.parse().ok()
 }
+
+pub(crate) fn counts<W: fmt::Display>(of: &BTreeMap<W, usize>) -> String {
+    let words: Vec<_> = of
+        .iter()
+        .map(|(word, count)| format!("{count} {word}"))
+        .collect();
+    words.join(", ")
+}
+
+/// The folder of the logs.
+pub(crate) const LOGS: &str = "logs";
+const FINDINGS_SHOWN: usize = 20;
 
 fn span(nanoseconds: u64) -> Duration {
     Duration::from_nanos(nanoseconds)

@@ -9,14 +9,14 @@ mod work;
 use crate::Result;
 use clap::Args;
 use dlock_conformance::testbed::{proxy::Reach, worker::Worker};
-use judge::{Kind as Found, Verdict, judge};
+use judge::{Kind as Found, LOGS, Verdict, counts, judge_all};
 use plan::{Attack, plan};
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fs, time::Duration};
 use target::{END, Place, Target, look_for_leftovers};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep_until, timeout};
 
-pub(crate) use work::{LEASE, failed, renewed, word, work};
+pub(crate) use work::{LEASE, ending, failed, millis, released, renewed, word, work};
 
 /// The options of a storm: store, duration and seed.
 #[derive(Debug, Args)]
@@ -98,20 +98,15 @@ impl Storm {
         let number = self.started;
         self.started += 1;
         let seed = self.seed.wrapping_add(number) % u64::from(u32::MAX);
-        let text = |path: PathBuf| {
-            path.into_os_string()
-                .into_string()
-                .map_err(|_| "a path is no text")
-        };
-        let log = self.folder.path().join(LOGS).join(number.to_string());
+        let folder = self.folder.path().to_str().ok_or("a path is no text")?;
         Ok(Worker::spawn(
             "storm",
             &[
                 ("url", &self.target.through),
                 ("run", &self.run),
                 ("seed", &seed.to_string()),
-                ("log", &text(log)?),
-                ("passes", &text(self.folder.path().join(PASSES))?),
+                ("log", &format!("{folder}/{LOGS}/{number}")),
+                ("passes", &format!("{folder}/{PASSES}")),
             ],
         )?)
     }
@@ -192,59 +187,19 @@ impl Storm {
                 Err(_) => words.push(format!("a worker did not end within {END:?}")),
             }
         }
-        let mut logs = Vec::new();
-        for entry in fs::read_dir(self.folder.path().join(LOGS))? {
-            logs.push(fs::read_to_string(entry?.path())?);
-        }
-        let mut verdict = judge(&logs)?;
+        let mut verdict = judge_all(self.folder.path())?;
         for words in words {
             verdict.find(Found::Worker, words);
         }
         Ok(verdict)
     }
 
-    /// Prints counts, findings and the verdict; on a finding the logs are kept.
+    /// Prints attacks, counts and findings.
     fn tell(self, verdict: &Verdict) -> bool {
-        let Verdict {
-            findings,
-            grants,
-            joins,
-            ends,
-            failures,
-        } = verdict;
-        println!(
-            "{grants} grants, {joins} of them beside another hold of the incarnation, {} processes",
-            self.started
-        );
-        println!("holds ended: {}", counts(ends));
-        println!("acquires without a lock: {}", counts(failures));
         println!("attacks: {}", counts(&self.attacks));
-        for finding in findings.iter().take(FINDINGS_SHOWN) {
-            println!("FINDING {finding}");
-        }
-        if findings.is_empty() {
-            println!("no finding");
-        } else {
-            let logs = self.folder.keep().join(LOGS);
-            println!(
-                "{} findings, seed {}; the logs are in {}",
-                findings.len(),
-                self.seed,
-                logs.display()
-            );
-        }
-        findings.is_empty()
+        let processes = format!("{} processes", self.started);
+        verdict.tell(&processes, self.seed, self.folder)
     }
 }
 
-pub(crate) fn counts<W: std::fmt::Display>(of: &BTreeMap<W, usize>) -> String {
-    let words: Vec<_> = of
-        .iter()
-        .map(|(word, count)| format!("{count} {word}"))
-        .collect();
-    words.join(", ")
-}
-
-const LOGS: &str = "logs";
 const PASSES: &str = "passes";
-const FINDINGS_SHOWN: usize = 20;

@@ -1,5 +1,6 @@
 //! Plan of the attacks on workers, server and network: the same for the same seed.
 
+use super::work::millis;
 use fastrand::Rng;
 use std::time::Duration;
 
@@ -67,10 +68,6 @@ pub(crate) fn plan(
     }
     attacks.sort();
     attacks
-}
-
-fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
-    Duration::from_millis(rng.u64(range))
 }
 
 #[cfg(test)]

@@ -8,14 +8,14 @@ use crate::Result;
 use clap::{Args, ValueEnum};
 use dlock::{Client, ErrorKind, Lock};
 use dlock_conformance::testbed::{
-    EtcdServer, Kind, ManagedServer, MariadbServer, MongoServer, PostgresServer, Proxy,
-    RedisServer, Running, ZooKeeperServer,
+    EtcdServer, ManagedServer, MariadbServer, MongoServer, PostgresServer, Proxy, RedisServer,
+    Running, ZooKeeperServer,
     mariadb::MariadbOptions,
     mongo::Deployment,
     redis::{Aof, RedisOptions},
     zookeeper::ZooKeeperOptions,
 };
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -51,7 +51,7 @@ pub(crate) struct Target {
 
 /// A server that the storm started, and the network in front of it.
 pub(super) struct Server {
-    running: Box<dyn Ours>,
+    running: Running<()>,
     pub(super) proxy: Proxy,
 }
 
@@ -60,26 +60,6 @@ impl Server {
         self.running
             .managed()
             .ok_or_else(|| "the server is not ours".into())
-    }
-}
-
-trait Ours: Send + Sync {
-    fn managed(&self) -> Option<&dyn ManagedServer>;
-    fn addr(&self) -> SocketAddr;
-    fn url_at(&self, addr: SocketAddr) -> String;
-}
-
-impl<K: Kind> Ours for Running<K> {
-    fn managed(&self) -> Option<&dyn ManagedServer> {
-        self.managed()
-    }
-
-    fn addr(&self) -> SocketAddr {
-        self.addr()
-    }
-
-    fn url_at(&self, addr: SocketAddr) -> String {
-        self.url_at(addr)
     }
 }
 
@@ -94,21 +74,22 @@ impl Target {
             }
             return Ok(Self::at(url));
         };
-        let running: Box<dyn Ours> = match store {
+        let running = match store {
             Store::Sqlite => {
                 let file = folder.path().join("locks.db");
                 return Ok(Self::at(format!("sqlite:{}", file.display())));
             }
             // Each of these keeps every answered change when its process is killed.
-            Store::Redis => Box::new(RedisServer::start(RedisOptions {
+            Store::Redis => RedisServer::start(RedisOptions {
                 aof: Aof::Always,
                 ..RedisOptions::default()
-            })?),
-            Store::Mysql => Box::new(MariadbServer::start(MariadbOptions::default())?),
-            Store::Postgres => Box::new(PostgresServer::start(&[])?),
-            Store::Mongo => Box::new(MongoServer::start(Deployment::ReplicaSet)?),
-            Store::Etcd => Box::new(EtcdServer::start(&[])?),
-            Store::Zk => Box::new(ZooKeeperServer::start(ZooKeeperOptions::default())?),
+            })?
+            .of_any_kind(),
+            Store::Mysql => MariadbServer::start(MariadbOptions::default())?.of_any_kind(),
+            Store::Postgres => PostgresServer::start(&[])?.of_any_kind(),
+            Store::Mongo => MongoServer::start(Deployment::ReplicaSet)?.of_any_kind(),
+            Store::Etcd => EtcdServer::start(&[])?.of_any_kind(),
+            Store::Zk => ZooKeeperServer::start(ZooKeeperOptions::default())?.of_any_kind(),
         };
         let proxy = Proxy::start(running.addr()).await?;
         let url = |addr| match store {

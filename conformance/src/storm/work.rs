@@ -9,13 +9,13 @@ use std::{
     fs, io,
     ops::Range,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 /// The longest lease that workers ask for.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -36,20 +36,14 @@ pub(crate) fn name(run: &str, number: usize) -> String {
 
 /// Runs until the parent process closes the input.
 pub(crate) async fn work(job: &Job) -> Result {
-    let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
-    tokio::spawn(async move {
-        let mut commands = worker::commands();
-        while commands.recv().await.is_some() {}
-        told.store(true, Ordering::Relaxed);
-    });
+    let ends = ending();
     let log = Log::create(Path::new(job.arg("log")?))?;
     let client = loop {
         match dlock::connect(job.arg("url")?).await {
             Ok(client) => break client,
             Err(error) => failed(&log, &word(&error)).await?,
         }
-        if stop.load(Ordering::Relaxed) {
+        if *ends.borrow() {
             return Ok(());
         }
     };
@@ -58,7 +52,7 @@ pub(crate) async fn work(job: &Job) -> Result {
         log,
         run: job.arg("run")?.to_owned(),
         passes: job.arg("passes")?.into(),
-        stop,
+        ends,
     });
     let seed: u64 = job.arg("seed")?.parse()?;
     let tasks: Vec<_> = (0..TASKS as u64)
@@ -77,6 +71,17 @@ pub(crate) async fn work(job: &Job) -> Result {
     Ok(())
 }
 
+/// Is true once the parent process has closed the input.
+pub(crate) fn ending() -> watch::Receiver<bool> {
+    let (ending, ends) = watch::channel(false);
+    tokio::spawn(async move {
+        let mut commands = worker::commands();
+        while commands.recv().await.is_some() {}
+        ending.send_replace(true);
+    });
+    ends
+}
+
 /// What the tasks of a worker share.
 struct SharedState {
     client: Client,
@@ -84,12 +89,12 @@ struct SharedState {
     run: String,
     /// A folder with the latest pass of each name.
     passes: PathBuf,
-    stop: Arc<AtomicBool>,
+    ends: watch::Receiver<bool>,
 }
 
 impl SharedState {
     async fn turns(&self, mut rng: Rng) -> Result {
-        while !self.stop.load(Ordering::Relaxed) {
+        while !*self.ends.borrow() {
             self.turn(&mut rng).await?;
         }
         Ok(())
@@ -170,12 +175,7 @@ impl SharedState {
             drop(guard);
             how.to_owned()
         } else {
-            match guard.release().await {
-                Ok(ReleaseOutcome::MinHold { .. }) => "kept".to_owned(),
-                Ok(ReleaseOutcome::StillHeld { .. }) => "still".to_owned(),
-                Ok(_) => "released".to_owned(),
-                Err(error) => word(&error),
-            }
+            released(guard.release().await)
         };
         Ok(self.log.write(format_args!("ended {hold} {how}"))?)
     }
@@ -223,6 +223,16 @@ pub(crate) async fn failed(log: &Log, how: &str) -> Result {
     Ok(())
 }
 
+/// How a release ended.
+pub(crate) fn released(outcome: Result<ReleaseOutcome, Error>) -> String {
+    match outcome {
+        Ok(ReleaseOutcome::MinHold { .. }) => "kept".to_owned(),
+        Ok(ReleaseOutcome::StillHeld { .. }) => "still".to_owned(),
+        Ok(_) => "released".to_owned(),
+        Err(error) => word(&error),
+    }
+}
+
 /// The kind of an error, without blanks.
 pub(crate) fn word(error: &Error) -> String {
     match error.kind() {
@@ -231,6 +241,7 @@ pub(crate) fn word(error: &Error) -> String {
     }
 }
 
-fn millis(rng: &mut Rng, range: Range<u64>) -> Duration {
+/// A time of so many milliseconds.
+pub(crate) fn millis(rng: &mut Rng, range: Range<u64>) -> Duration {
     Duration::from_millis(rng.u64(range))
 }

@@ -4,7 +4,8 @@
 use super::container::{Container, Image};
 use super::{
     Kind, Running, ServerProcess,
-    process::on_path,
+    process::{fetched, on_path},
+    running::located,
     server::{ServerError, Service, Site, free_port},
 };
 use std::{
@@ -13,7 +14,6 @@ use std::{
     net::{SocketAddr, TcpStream},
     path::PathBuf,
     process::Command,
-    thread,
     time::Duration,
 };
 use url::Url;
@@ -63,11 +63,7 @@ impl Kind for Etcd {
     const VARIABLE: &'static str = VARIABLE;
 
     fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
-        let url = Url::parse(value).map_err(|error| error.to_string())?;
-        let addrs = url
-            .socket_addrs(|| Some(2379))
-            .map_err(|error| error.to_string())?;
-        let addr = *addrs.first().ok_or("it names no address")?;
+        let (url, addr) = located(value, 2379)?;
         Ok((Self, url, addr))
     }
 }
@@ -109,16 +105,12 @@ impl Service for Program {
         let mut command = Command::new(&self.program);
         command.arg("--data-dir").arg(site.dir.join("data"));
         command.args(["--name", &self.member(site)]);
-        command.args([
-            "--listen-client-urls",
-            &url,
-            "--advertise-client-urls",
-            &url,
-        ]);
+        command.args(["--listen-client-urls", &url]);
+        command.args(["--advertise-client-urls", &url]);
         match &self.cluster {
             None => command
                 .args(["--listen-peer-urls", "http://127.0.0.1:0"])
-                .args(OPTIONS),
+                .args(OPTIONS.split(' ')),
             Some((at, ports)) => {
                 let peer = format!("http://127.0.0.1:{}", ports[*at]);
                 let all = ports
@@ -129,7 +121,7 @@ impl Service for Program {
                     .args(["--listen-peer-urls", &peer])
                     .args(["--initial-advertise-peer-urls", &peer])
                     .args(["--initial-cluster", &all])
-                    .args(CLUSTER_OPTIONS)
+                    .args(CLUSTER_OPTIONS.split(' '))
             }
         };
         command.args(&self.options);
@@ -158,34 +150,17 @@ impl EtcdCluster {
     /// # Errors
     /// As [`EtcdServer::start`].
     pub fn start() -> Result<Self, ServerError> {
-        let failed = |source| ServerError::System {
-            server: PROGRAM,
-            step: "find ports for",
-            source,
-        };
         let ports = (0..3)
             .map(|_| free_port())
             .collect::<io::Result<Vec<_>>>()
-            .map_err(failed)?;
+            .map_err(ServerError::system(PROGRAM, "find ports for"))?;
         let program = program()?;
-        // Started concurrently: none of them serves before two are there.
-        let starts: Vec<_> = (0..3)
-            .map(|at| {
-                let service = Program {
-                    program: program.clone(),
-                    options: Vec::new(),
-                    cluster: Some((at, ports.clone())),
-                };
-                thread::spawn(move || ServerProcess::start(service))
-            })
-            .collect();
-        let mut servers = Vec::new();
-        for start in starts {
-            let started = start
-                .join()
-                .map_err(|_| failed(io::Error::other("a start panicked")))?;
-            servers.push(started?);
-        }
+        let members = (0..3).map(|at| Program {
+            program: program.clone(),
+            options: Vec::new(),
+            cluster: Some((at, ports.clone())),
+        });
+        let servers = ServerProcess::start_all(members)?;
         Ok(Self { servers })
     }
 
@@ -246,7 +221,7 @@ pub(super) fn answers(addr: SocketAddr) -> bool {
 pub(super) fn program() -> Result<PathBuf, ServerError> {
     let named = env::var_os(PROGRAM_VARIABLE).map(PathBuf::from);
     let found = named
-        .or_else(|| Some(built()).filter(|path| path.exists()))
+        .or_else(|| fetched("etcd-3.6.16"))
         .or_else(|| on_path(PROGRAM));
     found.ok_or(ServerError::Missing {
         server: PROGRAM,
@@ -254,36 +229,13 @@ pub(super) fn program() -> Result<PathBuf, ServerError> {
     })
 }
 
-/// The place where `cargo xtask test` builds it.
-fn built() -> PathBuf {
-    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(home);
-    cache.unwrap_or_default().join("dlock/etcd-3.6.16")
-}
-
 const PROGRAM: &str = "etcd";
 
 /// A short election time-out makes leases of a second possible.
-pub(super) const OPTIONS: &[&str] = &[
-    "--heartbeat-interval",
-    "10",
-    "--election-timeout",
-    "100",
-    "--log-level",
-    "warn",
-];
+pub(super) const OPTIONS: &str = "--heartbeat-interval 10 --election-timeout 100 --log-level warn";
 
 /// Elections take half a second, so that a busy machine seldom needs one.
-const CLUSTER_OPTIONS: &[&str] = &[
-    "--heartbeat-interval",
-    "50",
-    "--election-timeout",
-    "500",
-    "--log-level",
-    "warn",
-];
+const CLUSTER_OPTIONS: &str = "--heartbeat-interval 50 --election-timeout 500 --log-level warn";
 
 /// A server that starts may accept and not answer.
 const ANSWER: Duration = Duration::from_millis(300);

@@ -34,9 +34,6 @@ pub trait ManagedServer: fmt::Debug + Send + Sync + 'static {
     /// [`ServerError`]; the server is then not running.
     fn restart(&self) -> Result<(), ServerError>;
 
-    /// The end of its output.
-    fn log(&self) -> String;
-
     /// The process of the server, if it is one.
     fn process(&self) -> Option<&ServerProcess> {
         None
@@ -62,10 +59,6 @@ impl ManagedServer for ServerProcess {
 
     fn restart(&self) -> Result<(), ServerError> {
         self.restart()
-    }
-
-    fn log(&self) -> String {
-        self.log()
     }
 
     fn process(&self) -> Option<&ServerProcess> {

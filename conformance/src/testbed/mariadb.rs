@@ -14,7 +14,7 @@ use url::Url;
 #[cfg(feature = "containers")]
 use super::container::{Container, Image};
 use super::{
-    process::{on_path, succeeds},
+    process::{installed, succeeds},
     running::{Kind, Running, parsed},
     server::{ServerError, ServerProcess, Service, Site},
 };
@@ -233,11 +233,7 @@ fn install(data: &Path) -> io::Result<()> {
     let mut command = Command::new(program);
     command
         .args(["--no-defaults", "--auth-root-authentication-method=normal"])
-        .args([
-            "--skip-test-db",
-            "--skip-name-resolve",
-            "--innodb-log-file-size=4M",
-        ])
+        .args("--skip-test-db --skip-name-resolve --innodb-log-file-size=4M".split(' '))
         .args(user())
         .arg(format!("--datadir={}", data.display()));
     succeeds(&mut command)
@@ -281,13 +277,6 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 /// As root, the server starts only with this option.
 fn user() -> Option<&'static str> {
     rustix::process::getuid().is_root().then_some("--user=root")
-}
-
-fn installed(program: &str) -> Option<PathBuf> {
-    on_path(program).or_else(|| {
-        let elsewhere = Path::new("/usr/sbin").join(program);
-        elsewhere.is_file().then_some(elsewhere)
-    })
 }
 
 /// Small and quick to start. The log is written and flushed at each commit, which costs nothing in

@@ -3,7 +3,7 @@
 use super::{
     ServerProcess,
     postgres::{Postgres, as_user, give},
-    process::on_path,
+    process::installed,
     server::{ServerError, Service, Site},
 };
 use std::{
@@ -18,9 +18,7 @@ use std::{
 /// # Errors
 /// [`ServerError::Missing`] when there is none, else the error of the start.
 pub(super) fn start(server: SocketAddr) -> Result<ServerProcess, ServerError> {
-    let elsewhere = || Some(Path::new("/usr/sbin").join(PROGRAM)).filter(|path| path.is_file());
-    let program = on_path(PROGRAM).or_else(elsewhere);
-    let program = program.ok_or(ServerError::Missing {
+    let program = installed(PROGRAM).ok_or(ServerError::Missing {
         server: PROGRAM,
         remedy: "install PgBouncer (Debian: apt-get install pgbouncer)",
     })?;

@@ -4,6 +4,8 @@
 use super::container::{Container, Image};
 use super::{
     Kind, ManagedServer, Running, ServerProcess, pgbouncer,
+    process::{poll, succeeds},
+    running::located,
     server::{ServerError, Service, Site},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,10 +14,10 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     sync::OnceLock,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 #[cfg(feature = "containers")]
 use std::{
@@ -103,14 +105,9 @@ impl PostgresServer {
             pid.ok_or_else(|| io::Error::other("it has no pid"))?,
             Signal::INT,
         )?;
-        let begun = Instant::now();
-        while process.is_running() {
-            if begun.elapsed() > SHUTDOWN_LIMIT {
-                return Err(io::Error::other("the server did not shut down"));
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
-        Ok(())
+        let has_ended = || (!process.is_running()).then_some(());
+        let late = || io::Error::other("the server did not shut down");
+        poll(SHUTDOWN_LIMIT, POLL_INTERVAL, has_ended).ok_or_else(late)
     }
 
     /// Starts `postgres:15` in a container.
@@ -137,11 +134,7 @@ impl Kind for Postgres {
     const VARIABLE: &'static str = VARIABLE;
 
     fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
-        let url = Url::parse(value).map_err(|error| error.to_string())?;
-        let addrs = url
-            .socket_addrs(|| Some(5432))
-            .map_err(|error| error.to_string())?;
-        let addr = *addrs.first().ok_or("it names no address")?;
+        let (url, addr) = located(value, 5432)?;
         Ok((Self, url, addr))
     }
 }
@@ -178,10 +171,8 @@ impl Drop for Processes {
         // One that has ended already left nothing to do.
         let _resumed = self.cont();
         let _asked = kill_process(pid, Signal::QUIT);
-        let begun = Instant::now();
-        while state(pid).is_some_and(|(state, _)| state != "Z") && begun.elapsed() < ORPHANS_END {
-            thread::sleep(Duration::from_millis(2));
-        }
+        let has_ended = || state(pid).is_none_or(|(state, _)| state == "Z");
+        poll(ORPHANS_END, POLL_INTERVAL, || has_ended().then_some(()));
     }
 }
 
@@ -216,16 +207,8 @@ impl ManagedServer for Processes {
     }
 
     fn restart(&self) -> Result<(), ServerError> {
-        self.kill().map_err(|source| ServerError::System {
-            server: PROGRAM,
-            step: "kill",
-            source,
-        })?;
+        self.kill().map_err(ServerError::system(PROGRAM, "kill"))?;
         self.0.restart()
-    }
-
-    fn log(&self) -> String {
-        self.0.log()
     }
 
     fn process(&self) -> Option<&ServerProcess> {
@@ -260,20 +243,10 @@ impl ManagedServer for Pooled {
 
     /// PgBouncer refuses its clients after a login that failed, until one succeeds. It rests meanwhile, so that it tries none.
     fn restart(&self) -> Result<(), ServerError> {
-        let at = |step| {
-            move |source| ServerError::System {
-                server: PROGRAM,
-                step,
-                source,
-            }
-        };
+        let at = |step| ServerError::system(PROGRAM, step);
         self.bouncer.stop().map_err(at("stop the pool"))?;
         self.server.restart()?;
         self.bouncer.cont().map_err(at("resume the pool"))
-    }
-
-    fn log(&self) -> String {
-        format!("{}\n{}", self.server.log(), self.bouncer.log())
     }
 
     fn process(&self) -> Option<&ServerProcess> {
@@ -420,10 +393,7 @@ fn wait_for_orphans(site: &Site) {
             columns.nth(1) == Some(memory) && columns.nth(4).is_some_and(|attached| attached != "0")
         })
     };
-    let begun = Instant::now();
-    while is_used() && begun.elapsed() < ORPHANS_END {
-        thread::sleep(Duration::from_millis(5));
-    }
+    poll(ORPHANS_END, POLL_INTERVAL, || (!is_used()).then_some(()));
 }
 
 /// A data directory made by `initdb`, once for all servers of this process and of later ones.
@@ -452,35 +422,12 @@ fn make_template(programs: &Path) -> io::Result<PathBuf> {
     let made = site.path().join("data");
     let mut initdb = as_user(&programs.join("initdb"));
     initdb
-        .args([
-            "-U",
-            "postgres",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale=C",
-            "--no-sync",
-            "-D",
-        ])
+        .args("-U postgres -A trust -E UTF8 --locale=C --no-sync -D".split(' '))
         .arg(&made);
     succeeds(&mut initdb)?;
     // Another process may have made it meanwhile.
     fs::rename(made, &folder).or_else(|error| if folder.exists() { Ok(()) } else { Err(error) })?;
     Ok(folder)
-}
-
-fn succeeds(command: &mut Command) -> io::Result<()> {
-    let output = command.stdin(Stdio::null()).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(io::Error::other(format!(
-        "{:?}: {}: {words}",
-        command.get_program(),
-        output.status
-    )))
 }
 
 /// Makes the user that the programs run as the owner.
@@ -551,6 +498,8 @@ const OPTIONS: &[&str] = &[
 
 /// A shutdown writes a checkpoint.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
+
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Longer than the processes of a killed server need to notice it.
 const ORPHANS_END: Duration = Duration::from_secs(5);

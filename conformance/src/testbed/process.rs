@@ -5,7 +5,7 @@ use std::{
     env,
     ffi::OsStr,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     sync::{OnceLock, mpsc},
     thread,
@@ -21,6 +21,20 @@ fn find(program: &str, path: &OsStr) -> Option<PathBuf> {
     env::split_paths(path)
         .map(|folder| folder.join(program))
         .find(|file| file.is_file())
+}
+
+/// The first file of this name on `PATH`, else in `/usr/sbin`, which is not on the `PATH` of every user.
+pub(super) fn installed(program: &str) -> Option<PathBuf> {
+    let elsewhere = Path::new("/usr/sbin").join(program);
+    on_path(program).or_else(|| elsewhere.is_file().then_some(elsewhere))
+}
+
+/// A program that `cargo xtask test` has fetched or built.
+pub(super) fn fetched(program: &str) -> Option<PathBuf> {
+    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let file = cache.or_else(home)?.join("dlock").join(program);
+    file.is_file().then_some(file)
 }
 
 /// Runs a program to its end, which must be a success.

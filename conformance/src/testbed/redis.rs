@@ -1,6 +1,6 @@
 //! Redis: a server to test against.
 
-use ::redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisResult, Value};
+use ::redis::{Client, ConnectionInfo, FromRedisValue, IntoConnectionInfo, RedisResult, Value};
 use std::{io, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 use url::Url;
 
@@ -139,6 +139,11 @@ impl RedisServer {
     /// # Errors
     /// When the server cannot be reached, does not answer within 30 s, or answers with an error (its text).
     pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
+        self.ask::<Value>(words).map(Reply::from)
+    }
+
+    /// The same, with an answer of this type.
+    pub(super) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> io::Result<T> {
         run(&self.kind.client, words, COMMAND_LIMIT)
     }
 }
@@ -149,7 +154,7 @@ impl Kind for Redis {
     fn named(value: &str) -> Result<(Self, Url, SocketAddr), String> {
         let (url, addr) = parsed(value, "redis", 6379)?;
         let client = client(url.clone()).map_err(|error| error.to_string())?;
-        let answer = run(&client, &["PING"], COMMAND_LIMIT);
+        let answer = run::<Value>(&client, &["PING"], COMMAND_LIMIT);
         answer.map_err(|error| format!("{addr} does not answer: {error}"))?;
         Ok((Self { client }, url, addr))
     }
@@ -167,15 +172,19 @@ fn client(info: impl IntoConnectionInfo) -> RedisResult<Client> {
 }
 
 /// Runs one command on a connection of its own.
-pub(super) fn run(client: &Client, words: &[&str], limit: Duration) -> io::Result<Reply> {
+pub(super) fn run<T: FromRedisValue>(
+    client: &Client,
+    words: &[&str],
+    limit: Duration,
+) -> io::Result<T> {
     let run = || {
         let mut connection = client.get_connection_with_timeout(limit)?;
         connection.set_read_timeout(Some(limit))?;
         connection.set_write_timeout(Some(limit))?;
         let mut command = ::redis::Cmd::new();
-        command.arg(words).query::<Value>(&mut connection)
+        command.arg(words).query(&mut connection)
     };
-    run().map(Reply::from).map_err(io::Error::other)
+    run().map_err(io::Error::other)
 }
 
 /// The child process.
@@ -215,8 +224,8 @@ impl Service for Program {
 /// Whether a Redis answers there that has loaded its data and whose `INFO` contains this text.
 pub(super) fn answers(addr: SocketAddr, asked: impl FnOnce(&str) -> bool) -> bool {
     // While it loads its append-only file, it answers INFO and little else.
-    let info = run(&client_at(addr), &["INFO"], READY_LIMIT);
-    let text = info.ok().and_then(|reply| reply.text()).unwrap_or_default();
+    let info = run::<String>(&client_at(addr), &["INFO"], READY_LIMIT);
+    let text = info.unwrap_or_default();
     text.lines().any(|line| line == "loading:0") && asked(&text)
 }
 

@@ -6,7 +6,7 @@ use super::{
     redis::{Aof, PROGRAM, RedisOptions, client_at},
     server::{ServerError, ServerProcess, free_port},
 };
-use ::redis::{Connection, Pipeline, RedisError, cmd, pipe};
+use ::redis::{Connection, Pipeline, cmd, pipe};
 use std::{
     io,
     net::SocketAddr,
@@ -23,7 +23,7 @@ pub struct RedisCluster {
     nodes: Vec<RedisServer>,
     /// The port over which the other nodes reach each.
     buses: Vec<String>,
-    has_replicas: bool,
+    masters: usize,
 }
 
 impl RedisCluster {
@@ -44,10 +44,10 @@ impl RedisCluster {
         let cluster = Self {
             nodes,
             buses,
-            has_replicas,
+            masters,
         };
         cluster
-            .form(masters)
+            .form()
             .map_err(ServerError::system(PROGRAM, "form a cluster"))?;
         Ok(cluster)
     }
@@ -77,8 +77,7 @@ impl RedisCluster {
     /// # Errors
     /// When it does not answer.
     pub fn id(&self, node: usize) -> io::Result<String> {
-        let id = self.nodes[node].command(&["CLUSTER", "MYID"])?;
-        Ok(id.text().unwrap_or_default())
+        self.nodes[node].ask(&["CLUSTER", "MYID"])
     }
 
     /// Waits until that node says that it is a master, or none.
@@ -91,8 +90,8 @@ impl RedisCluster {
 
     fn has_role(&self, node: usize, role: &str) -> Option<()> {
         let line = format!("role:{role}");
-        let info = self.nodes[node].command(&["INFO", "replication"]).ok()?;
-        info.text()?.lines().any(|it| it == line).then_some(())
+        let info: String = self.nodes[node].ask(&["INFO", "replication"]).ok()?;
+        info.lines().any(|it| it == line).then_some(())
     }
 
     /// Makes a replica the master of its shard. A failover that is not over after five seconds is given up by Redis;
@@ -117,9 +116,7 @@ impl RedisCluster {
     /// # Errors
     /// When no node answers.
     pub fn slot(&self, key: &str) -> io::Result<u16> {
-        let slot = self.nodes[0].command(&["CLUSTER", "KEYSLOT", key])?;
-        let slot = slot.text().and_then(|slot| slot.parse().ok());
-        slot.ok_or_else(|| io::Error::other("no slot"))
+        self.nodes[0].ask(&["CLUSTER", "KEYSLOT", key])
     }
 
     /// Moves slots from one master to another while both serve, some at a time, as `redis-cli --cluster reshard` does.
@@ -181,7 +178,7 @@ impl RedisCluster {
     /// As [`move_slots`](Self::move_slots).
     pub fn end_move(&self, to: usize, slots: Range<u16>) -> io::Result<()> {
         let id = self.id(to)?;
-        let others = (0..self.masters()).filter(|it| *it != to);
+        let others = (0..self.masters).filter(|it| *it != to);
         for at in [to].into_iter().chain(others) {
             self.set_slots(at, slots.clone(), "NODE", &id)?;
         }
@@ -204,7 +201,7 @@ impl RedisCluster {
 
     fn connection(&self, at: usize) -> io::Result<Connection> {
         let native = client_at(self.nodes[at].addr()).get_connection();
-        native.map_err(|error: RedisError| io::Error::other(error))
+        native.map_err(io::Error::other)
     }
 
     /// Waits until that node is a replica in step with its master.
@@ -213,12 +210,13 @@ impl RedisCluster {
     /// When that does not happen within a minute.
     pub fn is_settled(&self, replica: usize) -> io::Result<()> {
         self.until("a replica in step", || {
-            let info = self.nodes[replica].command(&["INFO", "replication"]).ok()?;
-            info.text()?.contains("master_link_status:up").then_some(())
+            let info: String = self.nodes[replica].ask(&["INFO", "replication"]).ok()?;
+            info.contains("master_link_status:up").then_some(())
         })
     }
 
-    fn form(&self, masters: usize) -> io::Result<()> {
+    fn form(&self) -> io::Result<()> {
+        let masters = self.masters;
         for (at, node) in self.nodes[..masters].iter().enumerate() {
             let (from, to) = (SLOTS * at / masters, SLOTS * (at + 1) / masters - 1);
             let (from, to) = (from.to_string(), to.to_string());
@@ -246,16 +244,12 @@ impl RedisCluster {
         self.until("all slots", || self.all("cluster_slots_ok", SLOTS))
     }
 
-    fn masters(&self) -> usize {
-        self.nodes.len() / if self.has_replicas { 2 } else { 1 }
-    }
-
     /// Whether all nodes have that number in `CLUSTER INFO`, and call the cluster sound where slots are counted.
     fn all(&self, field: &str, wanted: usize) -> Option<()> {
         let line = format!("{field}:{wanted}");
         let sound = field == "cluster_slots_ok";
         self.nodes.iter().try_for_each(|node| {
-            let info = node.command(&["CLUSTER", "INFO"]).ok()?.text()?;
+            let info: String = node.ask(&["CLUSTER", "INFO"]).ok()?;
             let fits =
                 info.lines().any(|it| it == line) && (!sound || info.contains("cluster_state:ok"));
             fits.then_some(())
@@ -290,7 +284,7 @@ impl RedisClusterServer {
     /// As [`RedisServer::command`], but for a slot that another master has.
     pub fn command(&self, words: &[&str]) -> io::Result<()> {
         let cluster = self.kind();
-        for node in &cluster.nodes[..cluster.masters()] {
+        for node in &cluster.nodes[..cluster.masters] {
             match node.command(words) {
                 Err(error) if error.to_string().to_uppercase().contains("MOVED") => {}
                 said => drop(said?),
@@ -332,14 +326,6 @@ impl ManagedServer for Arc<RedisCluster> {
         }
         self.is_whole()
             .map_err(ServerError::system(PROGRAM, "form a cluster"))
-    }
-
-    fn log(&self) -> String {
-        let logs = self
-            .nodes
-            .iter()
-            .filter_map(|node| Some(node.managed()?.log()));
-        logs.collect()
     }
 }
 

@@ -6,7 +6,10 @@ use super::{
     redis::{MISSING, PROGRAM, RedisOptions, Reply, client_at, run},
     server::{ServerError, ServerProcess, Service, Site},
 };
-use std::{fs, io, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+use ::redis::{FromRedisValue, Value};
+use std::{
+    collections::HashMap, fs, io, net::SocketAddr, path::PathBuf, process::Command, time::Duration,
+};
 
 /// A master, its replicas and three sentinels that agree on a failover within seconds.
 #[derive(Debug)]
@@ -116,21 +119,18 @@ impl RedisSet {
 
     fn is_settled(&self) -> io::Result<bool> {
         let replicas = self.nodes.len() - 1;
-        let info = self.nodes[self.master()?].command(&["INFO", "replication"])?;
-        let info = info.text().unwrap_or_default();
+        let info: String = self.nodes[self.master()?].ask(&["INFO", "replication"])?;
         if info.matches(",state=online,").count() != replicas || !info.contains("role:master") {
             return Ok(false);
         }
         for sentinel in &self.sentinels {
-            let known = sentinel.maps(&["SENTINEL", "REPLICAS", NAME])?;
-            let fits = |replica: &Fields| {
-                replica.get("flags") == Some("slave")
-                    && replica.get("master-link-status") == Some("ok")
-            };
-            let others = sentinel.maps(&["SENTINEL", "SENTINELS", NAME])?;
-            if known.iter().filter(|it| fits(it)).count() != replicas
-                || others.len() != SENTINELS - 1
-            {
+            let known: Vec<Fields> = sentinel.ask(&["SENTINEL", "REPLICAS", NAME])?;
+            let has = |of: &Fields, name: &str, is: &str| of.get(name).is_some_and(|it| it == is);
+            let fits = known
+                .iter()
+                .filter(|it| has(it, "flags", "slave") && has(it, "master-link-status", "ok"));
+            let others: Vec<Fields> = sentinel.ask(&["SENTINEL", "SENTINELS", NAME])?;
+            if fits.count() != replicas || others.len() != SENTINELS - 1 {
                 return Ok(false);
             }
         }
@@ -176,44 +176,23 @@ impl SentinelServer {
     /// # Errors
     /// As [`RedisServer::command`], after half a second.
     pub fn command(&self, words: &[&str]) -> io::Result<Reply> {
-        run(&client_at(self.addr()), words, ANSWER_LIMIT)
+        self.ask::<Value>(words).map(Reply::from)
     }
 
     /// The address of the master by its word.
     fn master(&self) -> io::Result<SocketAddr> {
-        let answer = self.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME])?;
-        let Reply::Array(parts) = &answer else {
-            return Err(io::Error::other("it knows no such master"));
-        };
-        let parts: Vec<_> = parts.iter().filter_map(Reply::text).collect();
-        parts.join(":").parse().map_err(io::Error::other)
+        let asked = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME];
+        let (host, port): (String, String) = self.ask(&asked)?;
+        format!("{host}:{port}").parse().map_err(io::Error::other)
     }
 
-    fn maps(&self, words: &[&str]) -> io::Result<Vec<Fields>> {
-        match self.command(words)? {
-            Reply::Array(all) => Ok(all.into_iter().map(Fields).collect()),
-            other => Err(io::Error::other(format!("{other:?}"))),
-        }
+    fn ask<T: FromRedisValue>(&self, words: &[&str]) -> io::Result<T> {
+        run(&client_at(self.addr()), words, ANSWER_LIMIT)
     }
 }
 
-/// Names and values in turn.
-struct Fields(Reply);
-
-impl Fields {
-    fn get(&self, name: &str) -> Option<&str> {
-        let Reply::Array(all) = &self.0 else {
-            return None;
-        };
-        let pair = all
-            .chunks(2)
-            .find(|pair| pair[0] == Reply::Text(name.to_owned()));
-        match pair {
-            Some([_, Reply::Text(value)]) => Some(value),
-            _ => None,
-        }
-    }
-}
+/// What a sentinel knows of another node.
+type Fields = HashMap<String, String>;
 
 fn follow(replica: &RedisServer, master: SocketAddr) -> io::Result<()> {
     let (host, port) = (master.ip().to_string(), master.port().to_string());
@@ -255,10 +234,9 @@ impl Service for Sentinel {
     }
 
     fn ready(&self, site: &Site, pid: u32) -> bool {
-        let info = run(&client_at(site.addr()), &["INFO", "server"], ANSWER_LIMIT);
-        let text = info.ok().and_then(|info| info.text());
+        let info = run::<String>(&client_at(site.addr()), &["INFO", "server"], ANSWER_LIMIT);
         let line = format!("process_id:{pid}");
-        text.is_some_and(|text| text.lines().any(|found| found == line))
+        info.is_ok_and(|text| text.lines().any(|found| found == line))
     }
 }
 

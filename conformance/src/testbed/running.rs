@@ -128,6 +128,19 @@ impl<K: Kind> Running<K> {
         })
     }
 
+    /// The same without what only this kind of server has.
+    #[must_use]
+    pub fn of_any_kind(self) -> Running<()> {
+        Running {
+            kind: (),
+            url: self.url,
+            addr: self.addr,
+            managed: self.managed,
+        }
+    }
+}
+
+impl<K> Running<K> {
     /// The state that only this kind of server has.
     #[must_use]
     pub const fn kind(&self) -> &K {
@@ -170,13 +183,19 @@ impl<K: Kind> Running<K> {
     }
 }
 
-/// The URL of a named server, and the first address of its host.
+/// The URL of a named server, which must have this scheme, and the first address of its host.
 pub(super) fn parsed(value: &str, scheme: &str, port: u16) -> Result<(Url, SocketAddr), String> {
-    let url = Url::parse(value).map_err(|error| format!("not a URL: {error}"))?;
+    let (url, addr) = located(value, port)?;
     if url.scheme() != scheme {
         let other = url.scheme();
         return Err(format!("{scheme}:// is wanted here, not {other}://"));
     }
+    Ok((url, addr))
+}
+
+/// The same with any scheme.
+pub(super) fn located(value: &str, port: u16) -> Result<(Url, SocketAddr), String> {
+    let url = Url::parse(value).map_err(|error| format!("not a URL: {error}"))?;
     let found = url.socket_addrs(|| Some(port)).unwrap_or_default();
     let addr = *found.first().ok_or("its host has no address")?;
     Ok((url, addr))

@@ -123,9 +123,7 @@ impl Image {
     pub fn etcd() -> Self {
         let words = "/usr/local/bin/etcd --data-dir /etcd-data --listen-client-urls http://0.0.0.0:2379 \
                      --advertise-client-urls http://127.0.0.1:{port}";
-        let words = words
-            .split_whitespace()
-            .chain(etcd::OPTIONS.iter().copied());
+        let words = words.split_whitespace().chain(etcd::OPTIONS.split(' '));
         Self {
             port: Some(2379),
             command: words.map(str::to_owned).collect(),

@@ -117,6 +117,18 @@ impl Container {
         self.running().id()
     }
 
+    /// The end of its output.
+    #[must_use]
+    pub fn log(&self) -> String {
+        let printed = self.engine("read the log of", |container| async move {
+            let mut printed = container.stdout_to_vec().await?;
+            printed.extend(container.stderr_to_vec().await?);
+            Ok::<_, testcontainers::TestcontainersError>(printed)
+        });
+        let printed = printed.unwrap_or_else(|error| error.to_string().into_bytes());
+        tail(&printed)
+    }
+
     fn wait_until_ready(&self) -> Result<(), ServerError> {
         let (server, limit) = (self.image.name, self.image.start_limit);
         let began = Instant::now();
@@ -218,16 +230,6 @@ impl ManagedServer for Container {
         })?;
         self.engine("start", |container| async move { container.start().await })?;
         self.wait_until_ready()
-    }
-
-    fn log(&self) -> String {
-        let printed = self.engine("read the log of", |container| async move {
-            let mut printed = container.stdout_to_vec().await?;
-            printed.extend(container.stderr_to_vec().await?);
-            Ok::<_, testcontainers::TestcontainersError>(printed)
-        });
-        let printed = printed.unwrap_or_else(|error| error.to_string().into_bytes());
-        tail(&printed)
     }
 }
 

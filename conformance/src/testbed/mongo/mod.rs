@@ -10,7 +10,7 @@ use url::Url;
 use super::container::{Container, Image};
 use super::{
     managed_server::ManagedServer,
-    process::{on_path, poll},
+    process::{fetched, on_path, poll},
     running::{Kind, Running, parsed},
     server::{ServerError, ServerProcess, Service, Site},
 };
@@ -236,8 +236,8 @@ struct Mongod {
 impl Mongod {
     fn new(deployment: Deployment, extra_args: &[&str]) -> Result<Self, ServerError> {
         let named = env::var_os(PROGRAM_VARIABLE).map(PathBuf::from);
-        let fetched = || Some(fetched()).filter(|file| file.is_file());
-        let program = named.or_else(|| on_path(PROGRAM)).or_else(fetched);
+        let program = named.or_else(|| on_path(PROGRAM));
+        let program = program.or_else(|| fetched("mongod-6.0.5"));
         Ok(Self {
             program: program.ok_or(MISSING)?,
             deployment,
@@ -345,15 +345,6 @@ fn primary_of(members: &[SocketAddr]) -> io::Result<usize> {
 
 fn failed(step: &'static str) -> impl Fn(io::Error) -> ServerError {
     ServerError::system(PROGRAM, step)
-}
-
-/// The place where `cargo xtask test` installs it.
-fn fetched() -> PathBuf {
-    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(home);
-    cache.unwrap_or_default().join("dlock/mongod-6.0.5")
 }
 
 const PROGRAM: &str = "mongod";

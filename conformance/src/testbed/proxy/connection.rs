@@ -33,10 +33,10 @@ pub(super) struct Registered {
 impl Registered {
     pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
         let Some((number, link)) = shared.table.lock().admit() else {
-            shared.tally.count(|c| c.refused += 1);
+            shared.tally.send_modify(|c| c.refused += 1);
             return None;
         };
-        shared.tally.count(|c| {
+        shared.tally.send_modify(|c| {
             c.accepted += 1;
             c.open += 1;
         });
@@ -55,14 +55,16 @@ impl Registered {
     }
 
     fn swallowed(&self, bytes: usize) {
-        self.shared.tally.count(|c| c.swallowed += bytes as u64);
+        self.shared
+            .tally
+            .send_modify(|c| c.swallowed += bytes as u64);
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         self.shared.table.lock().forget(self.number);
-        self.shared.tally.count(|c| c.open -= 1);
+        self.shared.tally.send_modify(|c| c.open -= 1);
     }
 }
 
@@ -173,7 +175,6 @@ async fn read_replies(mut from: ReadHalf<'_>, feed: mpsc::Sender<Step>, here: &R
         let is_answered = |armed: &mut ArmedFault| has_data || !armed.needs_data();
         let answered: Vec<_> = here.unanswered.lock().extract_if(.., is_answered).collect();
         for armed in answered {
-            armed.set_answered();
             match armed.fault() {
                 Fault::LoseReply => {
                     here.link.send_modify(|link| link.deaf = true);
@@ -213,7 +214,6 @@ async fn read<'b>(
     if direction == Direction::ServerToClient {
         rename(&mut buffer[..length], &here.shared.renamed);
     }
-    here.shared.tally.count(|c| c.read(direction, length));
     Some(&buffer[..length])
 }
 
@@ -248,7 +248,6 @@ async fn deliver(
     direction: Direction,
     here: &Registered,
 ) -> End {
-    let tally = &here.shared.tally;
     let mut reachable = true;
     while let Some(step) = queue.recv().await {
         match step {
@@ -263,7 +262,7 @@ async fn deliver(
                     continue;
                 }
                 match (to.write_all(&bytes).await, direction) {
-                    (Ok(()), _) => tally.count(|c| c.delivered(direction, bytes.len())),
+                    (Ok(()), _) => {}
                     (Err(_), Direction::ClientToServer) => return End::Broken,
                     // The client is gone; its requests, also held ones, are still to be executed.
                     (Err(_), Direction::ServerToClient) => reachable = false,
@@ -277,7 +276,6 @@ async fn deliver(
                 (Fault::HoldRequest, _) => {
                     armed.set_struck();
                     armed.released().await;
-                    here.unanswered.lock().push(armed);
                 }
                 (Fault::LoseReply | Fault::CutAfterRequest | Fault::CutMidReply { .. }, _) => {
                     here.unanswered.lock().push(armed);

@@ -84,7 +84,6 @@ struct State {
 struct Phase {
     struck: bool,
     released: bool,
-    answered: bool,
     disarmed: bool,
 }
 
@@ -117,16 +116,6 @@ impl ArmedFault {
         self.0.phase.send_modify(|phase| phase.released = true);
     }
 
-    /// Waits until the server has begun to answer the request, which it therefore has executed.
-    ///
-    /// For a held request that is after its release, whether or not there is still a client.
-    ///
-    /// # Cancel safety
-    /// Dropped early, nothing is lost.
-    pub async fn answered(&self) {
-        self.wait(|phase| phase.answered).await;
-    }
-
     /// Disarms the fault if it has not found its request yet.
     pub fn disarm(&self) {
         self.0.phase.send_modify(|phase| phase.disarmed = true);
@@ -147,10 +136,6 @@ impl ArmedFault {
 
     pub(super) fn set_struck(&self) {
         self.0.phase.send_modify(|phase| phase.struck = true);
-    }
-
-    pub(super) fn set_answered(&self) {
-        self.0.phase.send_modify(|phase| phase.answered = true);
     }
 
     pub(super) async fn released(&self) {

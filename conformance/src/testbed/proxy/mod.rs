@@ -17,8 +17,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tally::Tally;
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use triggers::Triggers;
 
 pub use fault::{ArmedFault, Fault, Trigger};
@@ -87,7 +86,7 @@ impl Proxy {
             renamed,
             table: Mutex::default(),
             triggers: Mutex::default(),
-            tally: Tally::default(),
+            tally: watch::Sender::default(),
         });
         let accept = |(listener, upstream)| accept(listener, upstream, Arc::clone(&shared));
         let accepting = listeners.into_iter().map(accept).collect::<JoinSet<_>>();
@@ -170,7 +169,7 @@ impl Proxy {
     /// The counters so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.shared.tally.counters()
+        *self.shared.tally.borrow()
     }
 
     /// Waits until the counters satisfy a condition, such as `|c| c.open == 2`.
@@ -178,7 +177,8 @@ impl Proxy {
     /// # Cancel safety
     /// Dropped early, nothing is lost.
     pub async fn until(&self, condition: impl Fn(&Counters) -> bool + Send) {
-        self.shared.tally.until(condition).await;
+        // We hold the sender, so this cannot fail.
+        drop(self.shared.tally.subscribe().wait_for(condition).await);
     }
 
     fn change(&self, reach: Reach, change: impl Fn(&mut Link)) {
@@ -193,7 +193,8 @@ struct Shared {
     renamed: Vec<(Vec<u8>, Vec<u8>)>,
     table: Mutex<Table>,
     triggers: Mutex<Triggers>,
-    tally: Tally,
+    /// The counters, and the tasks that wait for a change of them.
+    tally: watch::Sender<Counters>,
 }
 
 async fn accept(listener: TcpListener, upstream: SocketAddr, shared: Arc<Shared>) {

@@ -1,6 +1,5 @@
-//! Counters of a proxy: connections, bytes, occurrences of a needle.
+//! Counters of a proxy: connections, dropped bytes, occurrences of a needle.
 
-use super::link::Direction;
 use tokio::sync::watch;
 
 /// A snapshot of a proxy's counters.
@@ -13,51 +12,8 @@ pub struct Counters {
     pub refused: u64,
     /// Connections open now.
     pub open: u64,
-    /// Bytes that clients have sent.
-    pub from_clients: u64,
-    /// Bytes delivered to the server.
-    pub to_server: u64,
-    /// Bytes that the server has sent.
-    pub from_server: u64,
-    /// Bytes delivered to clients.
-    pub to_clients: u64,
     /// Bytes that the proxy dropped on demand, in either direction.
     pub swallowed: u64,
-}
-
-impl Counters {
-    pub(super) fn read(&mut self, direction: Direction, bytes: usize) {
-        match direction {
-            Direction::ClientToServer => self.from_clients += bytes as u64,
-            Direction::ServerToClient => self.from_server += bytes as u64,
-        }
-    }
-
-    pub(super) fn delivered(&mut self, direction: Direction, bytes: usize) {
-        match direction {
-            Direction::ClientToServer => self.to_server += bytes as u64,
-            Direction::ServerToClient => self.to_clients += bytes as u64,
-        }
-    }
-}
-
-/// The counters, and the tasks that wait for a change of them.
-#[derive(Debug, Default)]
-pub(super) struct Tally(watch::Sender<Counters>);
-
-impl Tally {
-    pub(super) fn count(&self, change: impl FnOnce(&mut Counters)) {
-        self.0.send_modify(change);
-    }
-
-    pub(super) fn counters(&self) -> Counters {
-        *self.0.borrow()
-    }
-
-    pub(super) async fn until(&self, condition: impl Fn(&Counters) -> bool + Send) {
-        // We hold the sender, so this cannot fail.
-        drop(self.0.subscribe().wait_for(condition).await);
-    }
 }
 
 /// Counts the occurrences of a needle since it was made, or since its last [`mark`](Self::mark).

@@ -117,6 +117,19 @@ impl ServerProcess {
         }
     }
 
+    /// Starts several at once: members of a cluster may not be ready before others are there.
+    pub(in crate::testbed) fn start_all<S: Service>(
+        services: impl Iterator<Item = S>,
+    ) -> Result<Vec<Self>, ServerError> {
+        let starts: Vec<_> = services
+            .map(|service| thread::spawn(move || Self::start(service)))
+            .collect();
+        starts
+            .into_iter()
+            .map(|start| start.join().expect("BUG: a start panicked"))
+            .collect()
+    }
+
     /// The port and the folder of the server.
     #[must_use]
     pub const fn site(&self) -> &Site {

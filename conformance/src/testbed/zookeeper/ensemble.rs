@@ -7,7 +7,7 @@ use super::{
     },
     CONFIG, Java, SERVER, ZooKeeperOptions, ask, write_config,
 };
-use std::{fmt::Write as _, fs, io, net::SocketAddr, process::Command, thread, time::Duration};
+use std::{fmt::Write as _, fs, io, net::SocketAddr, process::Command, time::Duration};
 
 /// An ensemble of three servers on loopback. Dropping it ends them.
 #[derive(Debug)]
@@ -53,19 +53,10 @@ impl ZooKeeperEnsemble {
                 links: seen,
             });
         }
-        // Started concurrently: none of them serves before two are there.
-        let starts: Vec<_> = members
-            .into_iter()
-            .map(|member| thread::spawn(move || ServerProcess::start(member)))
-            .collect();
-        let mut servers = Vec::new();
-        for start in starts {
-            let panicked = |_| failed(io::Error::other("a start panicked"));
-            servers.push(start.join().map_err(panicked)??);
-        }
+        let servers = ServerProcess::start_all(members.into_iter())?;
         let ensemble = Self { servers };
-        ensemble.until("all three serve", |roles| {
-            roles.iter().all(|role| *role != Role::None)
+        ensemble.until("all three serve", |modes| {
+            modes.iter().all(|mode| !mode.is_empty())
         })?;
         Ok(ensemble)
     }
@@ -96,13 +87,13 @@ impl ZooKeeperEnsemble {
     /// The index of the leader, if there is one now.
     #[must_use]
     pub fn leader(&self) -> Option<usize> {
-        (0..SIZE).find(|at| self.role(*at) == Role::Leader)
+        (0..SIZE).find(|at| self.mode(*at) == "leader")
     }
 
     /// The index of a follower.
     #[must_use]
     pub fn follower(&self) -> Option<usize> {
-        (0..SIZE).find(|at| self.role(*at) == Role::Follower)
+        (0..SIZE).find(|at| self.mode(*at) == "follower")
     }
 
     /// Waits until there is a leader and at least one follower.
@@ -110,17 +101,18 @@ impl ZooKeeperEnsemble {
     /// # Errors
     /// When that takes longer than a minute.
     pub fn until_it_serves(&self) -> Result<(), ServerError> {
-        self.until("a quorum serves", |roles| {
-            roles.contains(&Role::Leader) && roles.contains(&Role::Follower)
+        self.until("a quorum serves", |modes| {
+            let has = |wanted: &str| modes.iter().any(|mode| mode == wanted);
+            has("leader") && has("follower")
         })
     }
 
-    fn until(&self, what: &str, done: impl Fn(&[Role]) -> bool) -> Result<(), ServerError> {
-        let roles = || (0..SIZE).map(|at| self.role(at)).collect::<Vec<_>>();
-        let is_done = || done(&roles()).then_some(());
+    fn until(&self, what: &str, done: impl Fn(&[String]) -> bool) -> Result<(), ServerError> {
+        let modes = || (0..SIZE).map(|at| self.mode(at)).collect::<Vec<_>>();
+        let is_done = || done(&modes()).then_some(());
         poll(AGREE_LIMIT, POLL_INTERVAL, is_done).ok_or_else(|| {
             let logs = self.servers.iter().map(|server| last_lines(&server.log()));
-            let (found, logs) = (roles(), logs.collect::<String>());
+            let (found, logs) = (modes(), logs.collect::<String>());
             ServerError::NotReady {
                 server: SERVER,
                 limit: AGREE_LIMIT,
@@ -129,15 +121,11 @@ impl ZooKeeperEnsemble {
         })
     }
 
-    fn role(&self, at: usize) -> Role {
+    /// `leader` or `follower`, by its own word; empty: it does not serve.
+    fn mode(&self, at: usize) -> String {
         let text = ask(self.addr(at), "srvr").unwrap_or_default();
-        if text.contains("Mode: leader") {
-            Role::Leader
-        } else if text.contains("Mode: follower") {
-            Role::Follower
-        } else {
-            Role::None
-        }
+        let mode = text.lines().find_map(|line| line.strip_prefix("Mode: "));
+        mode.unwrap_or_default().to_owned()
     }
 }
 
@@ -145,13 +133,6 @@ fn last_lines(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     let last = &lines[lines.len().saturating_sub(20)..];
     format!("\n{}\n", last.join("\n"))
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Leader,
-    Follower,
-    None,
 }
 
 /// One of the three child processes.

@@ -4,9 +4,13 @@ use crate::error::{Error, ErrorKind, RetryClass, TimeoutPhase};
 use axum_core::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
 
-/// 409 when the lock is held or the hold is over, 503 when the same request may succeed later, 500 for a bug or a wrong
-/// setting. The body is [`summary`](Error::summary), without lock name, host or path. The whole error goes to the log,
-/// under the target `dlock::response`: as a warning, or as `debug` when the lock was held or this process shuts down.
+/// 409 when the lock is held or the hold is over (`Gone`, `NotHeld`), 500 for a bug or a wrong setting (`Misuse`,
+/// `Unsupported`), 503 for every other kind. A 503 has `Retry-After: 1` where another request may succeed: where the
+/// error [is retryable](Error::is_retryable), and for `Lost` and `ShuttingDown`. After `Lost` a part of the work may be
+/// done: let it bear a repetition, or answer by hand.
+///
+/// The body is [`summary`](Error::summary), without lock name, host or path. The whole error goes to the log, under the
+/// target `dlock::response`: as a warning, or as `debug` when the lock was held or this process shuts down.
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = status(self.kind());

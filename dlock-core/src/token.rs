@@ -6,7 +6,7 @@ use std::fmt;
 /// resource, and let the resource refuse a token smaller than one it has seen.
 ///
 /// It increases strictly per name and may skip numbers. Re-entry repeats the token of the incarnation it
-/// enters.
+/// enters. Every store keeps it below 2^63, for a column of type `BIGINT`.
 ///
 /// # Examples
 /// ```
@@ -14,6 +14,7 @@ use std::fmt;
 ///
 /// let (late, newest) = (FencingToken(6), FencingToken(7));
 /// assert!(late < newest); // refuse the late write
+/// assert_eq!(i64::try_from(newest.0), Ok(7)); // as SQL and BSON take it
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(pub u64);

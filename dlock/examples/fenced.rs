@@ -13,9 +13,13 @@ use std::{env, error::Error};
 
 /// `false`: a later holder was here, and nothing was written. The token is a whole number that fits the column: it is
 /// less than 2^63.
-async fn into_sql(pool: &SqlitePool, balance: i64, token: FencingToken) -> sqlx::Result<bool> {
+async fn into_sql(
+    pool: &SqlitePool,
+    balance: i64,
+    token: FencingToken,
+) -> Result<bool, Box<dyn Error>> {
     let update = "UPDATE account SET balance = ?1, fence = ?2 WHERE id = 7 AND fence <= ?2";
-    let fence = i64::try_from(token.0).unwrap_or(i64::MAX);
+    let fence = i64::try_from(token.0)?;
     let written = sqlx::query(update)
         .bind(balance)
         .bind(fence)

@@ -74,9 +74,11 @@
 //!
 //! # Telemetry
 //!
-//! dlock emits `tracing` events under the targets `dlock::acquire`, `dlock::renew`, `dlock::lost`,
-//! `dlock::release`, `dlock::cleanup`, `dlock::wake_up` and `dlock::job`, with the fields `lock` and `backend`. A lost lock
-//! and a failing renewal are warnings; the rest is `debug` and below. Owners appear as fingerprints only.
+//! dlock emits `tracing` events under targets that begin with `dlock::`, those about one lock with the fields `lock`
+//! and `backend`. A lost lock, a failing renewal and a server setting that can void a lock are warnings; nearly all
+//! others are `debug` and below. Owners appear as fingerprints only. [All targets and fields][telemetry].
+//!
+//! [telemetry]: https://github.com/dlock-rs/dlock/blob/main/docs/telemetry.md
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// Few and short measurements: at most 10 minutes in all.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// More of them, up to 100,000 held locks and a million names: an hour and a half.
+    /// More of them, up to 100,000 held locks and a million names: an hour and a quarter.
     #[arg(long)]
     full: bool,
     /// Only these cases, as `results.jsonl` calls them, separated by commas.

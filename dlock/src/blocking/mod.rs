@@ -21,6 +21,8 @@
 //! - Each type here dereferences to the async one, for all that does not wait: `guard.check()`, `guard.token()`,
 //!   `client.capabilities()`. What has no blocking form is awaited by [`Client::block_on`]:
 //!   `client.block_on(client.admin().inspect("nightly"))`.
+//! - A guard that is released or dropped leaves nothing to be done. [`Client::shutdown`] is for a program that ends
+//!   while other threads hold locks or wait for them.
 //! - A call on a thread that runs a tokio runtime is refused: `Misuse`. It would stop that runtime's tasks. Tasks of
 //!   `spawn_blocking` count as such threads.
 //! - Nothing can stop a thread from outside. Where the lock may be lost, call `guard.check()` before each step that

@@ -106,6 +106,25 @@ impl PostgresConfig {
         self
     }
 
+    /// How many connections requests may use at the same time, clamped to 1 to 64. Default 16. URL: `dlock.connections`.
+    ///
+    /// They are opened when needed. Renewals use up to 4 more of their own, wake-ups one.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(pool: dlock_postgres::sqlx::PgPool) -> Result<(), dlock_core::driver::DriverError> {
+    /// use dlock_postgres::{PostgresConfig, PostgresDriver};
+    ///
+    /// let driver = PostgresDriver::open(PostgresConfig::from(&pool).with_connections(4)).await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn with_connections(mut self, most: u32) -> Self {
+        let range = TableSettings::CONNECTIONS;
+        self.table.connections = most.clamp(*range.start(), *range.end());
+        self
+    }
+
     /// A setting of the native client.
     fn with(mut self, key: &str, value: &str) -> Result<Self> {
         let path = Path::new(value);
@@ -242,4 +261,19 @@ fn decoded(text: &str) -> Result<String> {
     Ok(decoded
         .map_err(|_| DriverError::misuse("a part of the URL is not UTF-8"))?
         .into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PostgresConfig;
+
+    #[test]
+    fn connections_are_clamped() {
+        let config: PostgresConfig = "postgres://u@h/d?dlock.connections=3".parse().unwrap();
+        assert_eq!(config.table.connections, 3);
+        for (most, clamped) in [(0, 1), (4, 4), (1_000, 64)] {
+            let config = config.clone().with_connections(most);
+            assert_eq!(config.table.connections, clamped);
+        }
+    }
 }

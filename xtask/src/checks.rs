@@ -47,6 +47,11 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
         cargo(["deny", "--version"]),
         cargo(["deny", "check", "licenses", "bans", "sources"]),
     )?;
+    let mut mdbook = Command::new("mdbook");
+    mdbook.arg("--version");
+    let mut book = Command::new("mdbook");
+    book.args(["build", "docs"]);
+    optional("the book of docs", mdbook, book)?;
     // As in CI.
     let mut go = Command::new("go");
     go.arg("version");

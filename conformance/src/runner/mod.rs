@@ -93,7 +93,7 @@ fn trial(stage: &Arc<Stage>, case: Case) -> Trial {
 
 /// How many cases run at once on real servers. They sleep more than they compute, but more of them
 /// would miss bounds on two cores.
-const REAL_AT_ONCE: usize = 16;
+const REAL_AT_ONCE: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -353,6 +353,19 @@ pub(crate) struct Doctor {
     pub(crate) lease: Option<Duration>,
 }
 
+impl Command {
+    /// The `--lease` of any command that has one.
+    pub(crate) fn lease(&self) -> Option<Duration> {
+        match self {
+            Self::Exec(Exec { run, .. }) | Self::Lead(Lead { run }) => run.lease,
+            Self::Acquire(Acquire { lease, .. })
+            | Self::Renew(Renew { lease, .. })
+            | Self::Doctor(Doctor { lease }) => *lease,
+            _ => None,
+        }
+    }
+}
+
 impl Cli {
     /// What is wrong with options that contradict each other.
     pub(crate) fn contradiction(&self) -> Option<String> {

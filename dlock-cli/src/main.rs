@@ -23,6 +23,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use dlock::{Client, Error, HolderInfo, Lease};
+use exec::Record;
 use exit::Exit;
 use output::Output;
 use signals::{Blocked, Ended, Signals};
@@ -54,8 +55,16 @@ fn parse_and_run() -> Exit {
     if let Command::InstallExtras { prefix } = &cli.command {
         return extras::install(prefix.as_deref(), &output);
     }
+    // Here, so that a command that is not even started is recorded too.
+    let mut record = Record::begin(&cli.command);
+    let exit = with_store(cli, &mut record, &output);
+    record.write(exit, &output);
+    exit
+}
+
+fn with_store(cli: Cli, record: &mut Record, output: &Output) -> Exit {
     // While signals still end the process: standard input may be a terminal.
-    let store = match Store::of(&cli, &output) {
+    let store = match Store::of(&cli, output) {
         Ok(store) => store,
         Err(message) => {
             output.misuse(&message);
@@ -63,9 +72,9 @@ fn parse_and_run() -> Exit {
         }
     };
     if matches!(cli.command, Command::Schema) {
-        return admin::schema(&store.url, &output);
+        return admin::schema(&store.url, output);
     }
-    start(cli, &store, &output).unwrap_or_else(|error| {
+    start(cli, &store, record, output).unwrap_or_else(|error| {
         let message = format!(
             "cannot start: {error}: has it reached a limit of open files (ulimit -n) or of threads (ulimit -u)?"
         );
@@ -120,7 +129,7 @@ fn unread(mut error: clap::Error) -> Exit {
     Exit::USAGE
 }
 
-fn start(cli: Cli, store: &Store, output: &Output) -> io::Result<Exit> {
+fn start(cli: Cli, store: &Store, record: &mut Record, output: &Output) -> io::Result<Exit> {
     // The other commands change nothing that a signal could leave half done.
     let held = matches!(
         cli.command,
@@ -137,14 +146,20 @@ fn start(cli: Cli, store: &Store, output: &Output) -> io::Result<Exit> {
             Some(blocked) => Some(Signals::listen(blocked)?),
             None => None,
         };
-        Ok(run(cli, store, signals, output).await)
+        Ok(run(cli, store, signals, record, output).await)
     });
     // A look-up of a host's address may take a minute, and cannot be cancelled.
     runtime.shutdown_background();
     done
 }
 
-async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output) -> Exit {
+async fn run(
+    cli: Cli,
+    store: &Store,
+    signals: Option<Signals>,
+    record: &mut Record,
+    output: &Output,
+) -> Exit {
     let url = store.url_for(&cli.command);
     #[cfg(any(feature = "redis", feature = "zk"))]
     store::provide_tls(&url);
@@ -163,7 +178,7 @@ async fn run(cli: Cli, store: &Store, signals: Option<Signals>, output: &Output)
     };
     match (cli.command, &mut signals) {
         (Command::Exec(args), Some(signals)) => {
-            exec::run(&client, store, args, signals, output).await
+            exec::run(&client, store, args, signals, record, output).await
         }
         (Command::Lead(args), Some(signals)) => {
             exec::lead::run(&client, store, args, signals, output).await

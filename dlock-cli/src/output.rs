@@ -23,6 +23,8 @@ pub(crate) struct Output {
     verbose: u8,
     /// Standard output belongs to the child.
     child: bool,
+    /// The `--lease` that was typed.
+    lease: Option<Duration>,
 }
 
 impl Output {
@@ -32,6 +34,7 @@ impl Output {
             quiet: cli.quiet,
             verbose: cli.verbose,
             child: matches!(cli.command, Command::Exec(_) | Command::Lead(_)),
+            lease: cli.command.lease(),
         }
     }
 
@@ -51,6 +54,7 @@ impl Output {
             quiet: false,
             verbose: 0,
             child: true,
+            lease: None,
         }
     }
 
@@ -137,6 +141,16 @@ impl Output {
                 message.push_str(&cause_text);
             }
             source = cause.source();
+        }
+        if let Some(lease) = self.lease {
+            // To the library it is the lease, and to ZooKeeper the session that we asked for.
+            for word in ["the lease", "dlock.session"] {
+                let (said, typed) = (
+                    format!("{word} ({lease:?})"),
+                    format!("--lease ({})", span(lease)),
+                );
+                message = message.replace(&said, &typed);
+            }
         }
         let name = error.name().map(ToString::to_string);
         self.problem(&kind(error), &message, error.backend(), name.as_deref());

@@ -9,7 +9,7 @@ use crate::{
     engine::metrics::JobEnd,
     error::{Error, LossReason},
     guard::Guard,
-    lease::{Lease, MAX_LEASE},
+    lease::{Lease, MAX_LEASE, readable},
     lock::Lock,
     name::LockName,
 };
@@ -307,7 +307,9 @@ impl Job {
         let period = self.period;
         if !(SHORTEST..=MAX_LEASE).contains(&period) {
             return Err(Error::misuse(format!(
-                "the period ({period:?}) must be between {SHORTEST:?} and {MAX_LEASE:?}: give one to every()"
+                "the period ({}) must be between {SHORTEST:?} and {}: give one to every()",
+                readable(&period),
+                readable(&MAX_LEASE)
             )));
         }
         let difference = self.clock_difference.unwrap_or((period / 10).min(MINUTE));

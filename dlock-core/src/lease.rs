@@ -202,7 +202,7 @@ impl fmt::Debug for Lease {
 /// assert!(error.to_string().starts_with("the lease (0ns) must be between"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the lease ({length:?}) must be between {MIN_LEASE:?} and {MAX_LEASE:?}")]
+#[error("the lease ({}) must be between {MIN_LEASE:?} and {}", readable(.length), readable(&MAX_LEASE))]
 pub struct LeaseError {
     length: Duration,
 }
@@ -211,6 +211,16 @@ impl From<LeaseError> for Error {
     fn from(error: LeaseError) -> Self {
         Self::misuse(error.to_string())
     }
+}
+
+/// A span for people: from two days on in days.
+pub(crate) fn readable(span: &Duration) -> String {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    if *span < 2 * DAY {
+        return format!("{span:?}");
+    }
+    let tenths = (span.as_secs_f64() / DAY.as_secs_f64() * 10.0).round();
+    format!("{} days", tenths / 10.0)
 }
 
 #[cfg(test)]
@@ -231,6 +241,11 @@ mod tests {
             short
                 .to_string()
                 .starts_with("the lease (99ms) must be between 100ms")
+        );
+        let long = Lease::fixed(MAX_LEASE * 2).checked().unwrap_err();
+        assert_eq!(
+            long.to_string(),
+            "the lease (730 days) must be between 100ms and 365 days"
         );
         Lease::fixed(MAX_LEASE + Duration::from_nanos(1))
             .checked()

@@ -5,7 +5,7 @@ use crate::{
     driver::Capabilities,
     engine::metrics::Class,
     error::{Error, ErrorKind},
-    lease::{Lease, MAX_LEASE, MIN_LEASE},
+    lease::{Lease, MAX_LEASE, MIN_LEASE, readable},
     name::LockName,
     owner::{Mode, Owner},
     token::FencingToken,
@@ -85,7 +85,8 @@ impl Terms {
             if let Some(time) = time
                 && time > MAX_LEASE
             {
-                return misuse(format!("{what} ({time:?}) must not exceed {MAX_LEASE:?}"));
+                let (time, most) = (readable(&time), readable(&MAX_LEASE));
+                return misuse(format!("{what} ({time}) must not exceed {most}"));
             }
         }
         if let (Some(least), Some(most)) = (self.at_least, self.at_most)
@@ -149,8 +150,9 @@ impl Lease {
             )
         } else {
             format!(
-                "the lease ({:?}) must be between {least:?} and {most:?} here",
-                self.length()
+                "the lease ({}) must be between {least:?} and {} here",
+                readable(&self.length()),
+                readable(&most)
             )
         };
         Err(Error::new(ErrorKind::Unsupported, message).of(caps.backend))

@@ -104,11 +104,11 @@ async fn times_in_the_url_that_make_no_sense_say_what_is_legal() {
         ),
         (
             "dlock.lease=99ms",
-            "dlock.lease=99ms: the lease (99ms) must be between 100ms and 31536000s",
+            "dlock.lease=99ms: the lease (99ms) must be between 100ms and 365 days",
         ),
         (
             "dlock.lease=2years",
-            "dlock.lease=2years: the lease (63115200s) must be between 100ms and 31536000s",
+            "dlock.lease=2years: the lease (730.5 days) must be between 100ms and 365 days",
         ),
         (
             "dlock.poll=0s",

@@ -1,15 +1,21 @@
 //! Metrics file: what one `dlock exec` did, for a collector that reads files.
 
-use crate::exit::Exit;
+use crate::{
+    args::{Command, Exec},
+    exit::Exit,
+    output::Output,
+};
 use std::{
     fs,
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
 /// What a run did, until its end.
-pub(super) struct Run {
+pub(crate) struct Record {
+    /// The file, and the lock that it is about.
+    target: Option<(PathBuf, String)>,
     began: Instant,
     acquired: Option<Acquired>,
     pub(super) lost: bool,
@@ -20,9 +26,19 @@ struct Acquired {
     since: Instant,
 }
 
-impl Run {
-    pub(super) fn begin() -> Self {
+impl Record {
+    /// A command without `--metrics-file` has no file.
+    pub(crate) fn begin(command: &Command) -> Self {
+        let target = match command {
+            Command::Exec(Exec {
+                metrics_file: Some(path),
+                run,
+                ..
+            }) => Some((path.clone(), run.name.clone())),
+            _ => None,
+        };
         Self {
+            target,
             began: Instant::now(),
             acquired: None,
             lost: false,
@@ -36,21 +52,16 @@ impl Run {
         });
     }
 
-    /// Replaces the file by what this run did. Readers see the whole file, the old or the new.
-    pub(super) fn write(&self, path: &Path, lock: &str, exit: Exit) -> io::Result<()> {
-        let folder = match path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        let part = folder.join(format!(".dlock-{}", std::process::id()));
-        let written = fs::File::create(&part).and_then(|mut file| {
-            file.write_all(self.text(lock, exit).as_bytes())?;
-            fs::rename(&part, path)
-        });
-        if written.is_err() {
-            drop(fs::remove_file(&part)); // it may not exist
+    /// Replaces the file by what this run did.
+    pub(crate) fn write(&self, exit: Exit, output: &Output) {
+        if let Some((path, lock)) = &self.target
+            && let Err(error) = replace(path, &self.text(lock, exit))
+        {
+            let path = path.display();
+            output.say(&format!(
+                "--metrics-file {path} could not be written: {error}"
+            ));
         }
-        written
     }
 
     fn text(&self, lock: &str, exit: Exit) -> String {
@@ -73,7 +84,7 @@ impl Run {
             ("exit_code", "What dlock ended with", f64::from(exit.0)),
             (
                 "waited_seconds",
-                "How long it waited for the lock",
+                "How long it waited for the store and the lock",
                 waited.as_secs_f64(),
             ),
             (
@@ -102,6 +113,23 @@ impl Run {
     }
 }
 
+/// Readers see the whole file, the old or the new.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let part = folder.join(format!(".dlock-{}", std::process::id()));
+    let written = fs::File::create(&part).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        fs::rename(&part, path)
+    });
+    if written.is_err() {
+        drop(fs::remove_file(&part)); // it may not exist
+    }
+    written
+}
+
 fn unix(at: SystemTime) -> f64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
@@ -116,8 +144,8 @@ fn label(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Run, label};
-    use crate::exit::Exit;
+    use super::{Record, label};
+    use crate::{args::Command, exit::Exit};
 
     #[test]
     fn a_label_is_escaped() {
@@ -126,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_run_without_a_lock_has_no_time_of_its_acquire() {
-        let mut run = Run::begin();
+        let mut run = Record::begin(&Command::Schema);
         let text = run.text("nightly", Exit::HELD);
         assert!(
             text.contains("dlock_exec_acquired{lock=\"nightly\"} 0\n"),

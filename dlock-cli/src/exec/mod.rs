@@ -15,6 +15,7 @@ mod terminator;
 mod tokens;
 mod watch;
 
+pub(crate) use metrics::Record;
 pub(crate) use stage::Stage;
 
 use crate::{
@@ -41,6 +42,7 @@ pub(crate) async fn run(
     store: &Store,
     args: Exec,
     signals: &mut Signals,
+    record: &mut Record,
     output: &Output,
 ) -> Exit {
     let conflict = Exit(args.conflict_exit_code);
@@ -49,7 +51,6 @@ pub(crate) async fn run(
         Err(error) => return output.fail(&error, Exit::of(&error, conflict)),
     };
     let began = Instant::now();
-    let mut record = metrics::Run::begin();
     let exit = match signals.unless(job.enter()).await {
         Ok(Ok(Some(held))) => {
             let after = span(began.elapsed());
@@ -73,14 +74,6 @@ pub(crate) async fn run(
         Err(Signalled(number)) => Exit::signal(number),
     };
     withdraw(client, &job.locks, output).await;
-    if let Some(path) = &args.metrics_file
-        && let Err(error) = record.write(path, &args.run.name, exit)
-    {
-        let path = path.display();
-        output.say(&format!(
-            "--metrics-file {path} could not be written: {error}"
-        ));
-    }
     exit
 }
 

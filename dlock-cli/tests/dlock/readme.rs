@@ -9,6 +9,7 @@ use std::{
     path::Path,
 };
 
+const PROJECT: &str = include_str!("../../../README.md");
 const README: &str = include_str!("../../README.md");
 const CRON: &str = include_str!("../../../docs/cron.md");
 const FLOCK: &str = include_str!("../../../docs/migrating/flock.md");
@@ -118,17 +119,42 @@ fn every_command_that_a_page_shows_is_understood() {
             let text = fs::read_to_string(&page).unwrap().replace("\n  ", " ");
             for line in text.split('`').skip(1).step_by(2).flat_map(str::lines) {
                 let command = line.trim_start_matches("$ ");
-                if command.starts_with("dlock ") {
-                    // Options are read up to the command that would run.
-                    let options = command.split(" -- ").next().unwrap();
-                    let out = shell("", &format!("{options} --help"));
-                    assert_eq!(out.code(), 0, "{}: {command}: {out:?}", page.display());
-                    understood += 1;
-                }
+                understood += is_understood(&page.display().to_string(), command);
             }
         }
     }
     assert!(understood > 12, "{understood}");
+}
+
+#[test]
+fn every_command_that_a_readme_shows_at_a_prompt_is_understood() {
+    for (page, text, least) in [
+        ("README.md", PROJECT, 1),
+        ("dlock-cli/README.md", README, 16),
+    ] {
+        let lines = blocks(text, "console").into_iter().flat_map(str::lines);
+        let prompts = lines.filter_map(|line| line.strip_prefix("$ "));
+        let commands = prompts.flat_map(|line| line.split(" && "));
+        let understood: usize = commands.map(|command| is_understood(page, command)).sum();
+        assert!(understood >= least, "{page}: {understood}");
+    }
+}
+
+/// Asks dlock for the help of a command, for which it reads the options. Returns how many it asked for: none where the
+/// command is not dlock's.
+#[track_caller]
+fn is_understood(page: &str, command: &str) -> usize {
+    if !command.starts_with("dlock ") {
+        return 0;
+    }
+    // Options are read up to the command that would run, or to a comment.
+    let ends = [" -- ", " #"];
+    let options = ends
+        .into_iter()
+        .fold(command, |text, end| text.split(end).next().unwrap());
+    let out = shell("", &format!("{options} --help"));
+    assert_eq!(out.code(), 0, "{page}: {command}: {out:?}");
+    1
 }
 
 #[track_caller]

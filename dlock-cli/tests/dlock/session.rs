@@ -55,6 +55,14 @@ fn the_lease_is_that_of_the_session() {
 }
 
 #[test]
+fn a_lease_that_is_shorter_than_the_session_is_refused_as_it_was_typed() {
+    let url = format!("{}?dlock.session=10s", url());
+    let out = run(at(&url, &["exec", "--lease", "5s", "short", "--", "true"])).expect(64);
+    let words = "--lease (5s) must be at least the session (10s)";
+    assert!(out.stderr.contains(words), "{out:?}");
+}
+
+#[test]
 fn a_hold_that_would_not_outlive_us_is_refused() {
     let out = run(at(&url(), &["acquire", "refused"])).expect(64);
     assert!(out.stderr.contains("use dlock exec"), "{out:?}");

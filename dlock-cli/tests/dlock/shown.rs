@@ -1,6 +1,8 @@
 //! What is shown of locks: notes, tables, metrics files, and what is installed beside dlock.
 
-use crate::bed::{DLOCK, Desk, at, beside, dlock, name, ran, run, start, until_held};
+use crate::bed::{
+    DLOCK, Desk, at, beside, dlock, name, ran, run, server, start, until, until_held,
+};
 use nix::{
     pty::{Winsize, openpty},
     sys::signal::Signal,
@@ -8,6 +10,7 @@ use nix::{
 use std::{
     fs::{self, File},
     io::Read,
+    net::TcpListener,
     process::{Command, Stdio},
 };
 
@@ -108,6 +111,60 @@ fn a_metrics_file_says_that_the_lock_was_lost() {
         text.contains(&format!("dlock_exec_lost{{lock=\"{lock}\"}} 1\n")),
         "{text}"
     );
+}
+
+#[test]
+fn a_metrics_file_says_that_nothing_was_run() {
+    let (lock, desk) = (name("metrics-away"), Desk::new());
+    let file = desk.text("job.prom");
+    let exec = ["exec", "--metrics-file", &file, &lock, "--", "true"];
+    let short = format!("{}?dlock.lease=10s", server().url());
+    let no_room = [&exec[..1], &["--kill-grace", "9s"], &exec[1..]].concat();
+    for (url, args, code) in [
+        ("redis://127.0.0.1:1/", &exec[..], 69),
+        (short.as_str(), &no_room[..], 64),
+        ("", &exec[..], 64),
+    ] {
+        // What the job before left there.
+        ran(&exec).expect(0);
+        run(at(url, args)).expect(code);
+        says_not_run(&file, code);
+    }
+}
+
+#[test]
+fn a_metrics_file_says_that_a_signal_came_before_there_was_a_connection() {
+    let (lock, desk) = (name("metrics-signal"), Desk::new());
+    let file = desk.text("job.prom");
+    // A server that never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let url = format!("redis://{}/", silent.local_addr().unwrap());
+    let exec = ["exec", "--metrics-file", &file, &lock, "--", "true"];
+    let running = start(at(&url, &exec));
+    let mut connection = None;
+    until("dlock to connect", || {
+        connection = silent.accept().ok();
+        connection.is_some()
+    });
+    running.signal(Signal::SIGTERM);
+    running.wait().expect(143);
+    says_not_run(&file, 143);
+}
+
+/// Fails unless the metrics are those of a run that acquired nothing and ended so.
+#[track_caller]
+fn says_not_run(file: &str, code: i32) {
+    let text = fs::read_to_string(file).unwrap();
+    let value = |gauge: &str| {
+        let line = text.lines().find(|line| line.starts_with(gauge));
+        line.and_then(|line| line.rsplit(' ').next())
+    };
+    assert_eq!(
+        value("dlock_exec_exit_code{"),
+        Some(code.to_string().as_str())
+    );
+    assert_eq!(value("dlock_exec_acquired{"), Some("0"));
 }
 
 #[test]

@@ -71,11 +71,27 @@ fn postgres() {
 )]
 fn etcd() {
     let server = EtcdServer::start(&[]).unwrap();
-    over(&Store {
+    let store = Store {
         backend: "etcd",
         url: server.url(),
         outlives: true,
-    });
+    };
+    over(&store);
+    // The store counts leases in seconds.
+    let hold = "7d444840-9dc0-41d1-b245-5ffdce74fad2/00000000000000ff";
+    for args in [
+        &["exec", "short", "--", "true"][..],
+        &["lead", "short", "--", "true"],
+        &["acquire", "short"],
+        &["renew", "short", hold],
+        &["doctor"],
+    ] {
+        let (command, rest) = args.split_first().unwrap();
+        let args = [&[*command, "--lease", "500ms"][..], rest].concat();
+        let out = store.run(&args).expect(64);
+        let told = format!("{}{}", out.stdout, out.stderr);
+        assert!(told.contains("--lease (500ms) must be between"), "{told}");
+    }
 }
 
 #[test]

@@ -352,6 +352,11 @@ const STORES: &[Row] = &[
         &["dlock.lease"],
     ),
     (
+        "--url zk://127.0.0.1:1/ exec --lease 2h LOCK -- echo ran",
+        64,
+        &["--lease (2h)", "3600s"],
+    ),
+    (
         "--url 'redis://SERVER/?dlock.leas=1s' exec LOCK -- echo ran",
         64,
         &["dlock.leas"],

@@ -63,8 +63,11 @@ impl Presences {
         let lease = Lease::renewed(length)
             .checked()
             .map_err(|error| Error::misuse(format!("presence: {error}")))?;
+        let lease = lease.on(caps).map_err(|error| {
+            Error::new(error.kind(), format!("presence: {error}")).of(caps.backend)
+        })?;
         Ok(Self {
-            lease: lease.on(caps)?,
+            lease,
             current: Mutex::default(),
             acquiring: tokio::sync::Mutex::default(),
         })
@@ -261,3 +264,26 @@ fn name(id: HoldId) -> LockName {
 
 /// The shortest pause between two looks at a presence that is there.
 const SHORTEST: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::{Capabilities, Duration, Error, ErrorKind, Presences};
+
+    #[test]
+    fn a_presence_that_a_store_cannot_give_is_named() {
+        let mut caps = Capabilities::new("slow", "slow://host");
+        caps.leases = Duration::from_secs(2)..=Duration::from_secs(60);
+        let refused = |length| -> Error { Presences::new(length, &caps).unwrap_err() };
+        let error = refused(Duration::from_secs(1));
+        assert_eq!(
+            (error.kind(), error.backend()),
+            (ErrorKind::Unsupported, "slow")
+        );
+        assert_eq!(
+            error.to_string(),
+            "presence: the lease (1s) must be between 2s and 60s here"
+        );
+        let error = refused(Duration::from_millis(1));
+        assert!(error.to_string().starts_with("presence: "), "{error}");
+    }
+}

@@ -260,6 +260,23 @@ pub struct NotAttached {
     pub error: Error,
 }
 
+impl NotAttached {
+    /// For a call that refuses the hold without [`Client::attach`], such as that of a blocking client.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example(detached: dlock_core::Detached) {
+    /// use dlock_core::{Error, NotAttached};
+    ///
+    /// let not = NotAttached::new(detached, Error::misuse("this thread must not wait"));
+    /// println!("try again with {}", not.detached);
+    /// # }
+    /// ```
+    pub fn new(detached: Detached, error: Error) -> Self {
+        Self { detached, error }
+    }
+}
+
 /// Drops the guard, which releases the lock in the background.
 impl From<NotDetached> for Error {
     fn from(not: NotDetached) -> Self {

@@ -1,10 +1,14 @@
-// ci: run memory
+// ci: run memory redis
 //! Locks without async code.
 //!
-//! `cargo run -p dlock-rs --features blocking --example blocking`
+//! `cargo run -p dlock-rs --features blocking --example blocking`; with `--features blocking,redis`,
+//! `DLOCK_URL=redis://127.0.0.1/` takes a server.
+
+use std::env;
 
 fn main() -> Result<(), dlock::Error> {
-    let client = dlock::blocking::connect("memory:shop")?;
+    let url = env::var("DLOCK_URL").unwrap_or_else(|_| "memory:shop".to_owned());
+    let client = dlock::blocking::connect(&url)?;
     let guard = client.lock("nightly")?.acquire()?;
     for page in 0..3 {
         guard.check()?; // still held?

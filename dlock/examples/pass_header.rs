@@ -1,7 +1,8 @@
-// ci: run memory
+// ci: run memory redis
 //! A hold that another service enters: the pass travels in a header of the request.
 //!
-//! `cargo run -p dlock-rs --features axum --example pass_header`
+//! `cargo run -p dlock-rs --features axum --example pass_header`; with `--features axum,redis`,
+//! `DLOCK_URL=redis://127.0.0.1/` takes a server.
 
 use axum::{
     Router,
@@ -11,7 +12,7 @@ use axum::{
     routing::post,
 };
 use dlock::{Client, Pass};
-use std::io;
+use std::{env, io};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -38,13 +39,14 @@ async fn ship(State(locks): State<Client>, headers: HeaderMap) -> Result<String,
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Two services would connect to one server.
-    let there = dlock::connect("memory:orders").await?;
+    let url = env::var("DLOCK_URL").unwrap_or_else(|_| "memory:orders".to_owned());
+    let there = dlock::connect(&url).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?;
     let app = Router::new().route("/ship", post(ship)).with_state(there);
     tokio::spawn(async move { axum::serve(listener, app).await });
 
-    let here = dlock::connect("memory:orders").await?;
+    let here = dlock::connect(&url).await?;
     let guard = here.lock("orders:42")?.acquire().await?;
     let header = format!("{HEADER}: {}", guard.pass()?.expose());
     let answer = ask(addr, &header).await?;

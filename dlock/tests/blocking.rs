@@ -106,6 +106,27 @@ fn waits_are_bounded_and_say_who_holds_the_lock() -> Result<(), Error> {
 }
 
 #[test]
+fn a_detached_hold_becomes_a_blocking_guard_and_a_refusal_returns_it() -> Result<(), Error> {
+    let (ours, theirs) = (client("attach"), client("attach"));
+    let guard = ours.lock("a")?.acquire()?;
+    let token = guard.token();
+    let detached = guard.into_async().detach()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let refused = runtime.block_on(async { theirs.attach(detached) });
+    let not = refused.unwrap_err();
+    assert_eq!(not.error.kind(), ErrorKind::Misuse, "{not}");
+
+    let guard: blocking::Guard = theirs.attach(not.detached)?;
+    assert_eq!(guard.token(), token);
+    guard.check()?;
+    assert!(ours.lock("a")?.try_acquire()?.is_none());
+    assert_eq!(guard.release()?, ReleaseOutcome::Released);
+    Ok(())
+}
+
+#[test]
 fn readers_permits_and_sets_are_those_of_the_async_client() -> Result<(), Error> {
     let client = client("shapes");
     let catalog = client.rw_lock("catalog")?;

@@ -2,10 +2,11 @@
 
 use super::{
     election::{Election, Job},
+    guard::Guard,
     lock::{AnyLock, Lock, LockSet, RwLock},
-    runtime::Runtime,
+    runtime::{Runtime, refuse_async},
 };
-use crate::{Error, ShutdownReport};
+use crate::{Detached, Error, NotAttached, ShutdownReport};
 use std::{ops::Deref, sync::Arc, time::Duration};
 
 /// Connects to the store of a URL, as [`dlock::connect`](crate::connect) does.
@@ -144,6 +145,35 @@ impl Client {
     /// `Misuse` when the name is not legal.
     pub fn job(&self, name: impl AsRef<str>) -> Result<Job, Error> {
         Ok(Job::new(self.client.job(name)?, &self.runtime))
+    }
+
+    /// Turns a detached hold into a guard again: see [`dlock::Client::attach`](crate::Client::attach).
+    ///
+    /// # Errors
+    /// As [`dlock::Client::attach`](crate::Client::attach), and `Misuse` on a thread that runs a tokio runtime.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[cfg(feature = "memory")] fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::blocking::connect("memory:blocking-attach")?;
+    /// let guard = client.lock("report")?.acquire()?;
+    /// let detached = guard.into_async().detach()?; // held for the rest of its lease, and not renewed
+    /// let guard = client.attach(detached)?;
+    /// guard.release()?;
+    /// # Ok(()) }
+    /// # #[cfg(not(feature = "memory"))] fn main() {}
+    /// ```
+    #[expect(
+        clippy::result_large_err,
+        reason = "the error returns the hold, as that of the async API does"
+    )]
+    #[track_caller]
+    pub fn attach(&self, detached: Detached) -> Result<Guard, NotAttached> {
+        let attached = match refuse_async() {
+            Ok(()) => self.runtime.wait(self.client.attach(detached)),
+            Err(error) => Err(NotAttached::new(detached, error)),
+        };
+        Ok(Guard::new(attached?, &self.runtime))
     }
 
     /// Asks the store for an answer, for a health check: see [`dlock::Client::ping`](crate::Client::ping).

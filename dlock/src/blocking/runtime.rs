@@ -40,7 +40,12 @@ impl Runtime {
     /// Waits for the future on this thread; the runtime's own thread serves its timers and connections.
     pub(super) fn block_on<F: Future>(&self, future: F) -> Result<F::Output, Error> {
         refuse_async()?;
-        Ok(self.handle.block_on(future))
+        Ok(self.wait(future))
+    }
+
+    /// The same where [`refuse_async`] has been asked. On a thread of a tokio runtime it panics.
+    pub(super) fn wait<F: Future>(&self, future: F) -> F::Output {
+        self.handle.block_on(future)
     }
 
     /// Runs a future on the runtime's thread that asks for some work again and again, and that work on this thread.
@@ -101,7 +106,7 @@ pub(super) fn is_async() -> bool {
     Handle::try_current().is_ok()
 }
 
-fn refuse_async() -> Result<(), Error> {
+pub(super) fn refuse_async() -> Result<(), Error> {
     if is_async() {
         return Err(Error::misuse(
             "dlock::blocking is for threads without a tokio runtime, and here is one, whose tasks it would stop: \

@@ -58,6 +58,10 @@ pub(crate) fn everything(workspace: &Workspace) -> Result {
     let mut actionlint = Command::new("go");
     actionlint.args(["run", ACTIONLINT]);
     optional("workflows", go, actionlint)?;
+    step("allocations without metrics", || {
+        let one = ["--package", "dlock-core", "--test", "allocations"];
+        run_tests(cargo(["test", "--locked"]).args(one))
+    })?;
     // Last, since it compiles the dependencies with many other sets of features, and seldom finds anything.
     for package in workspace.packages.iter().filter(|one| one.is_published) {
         each_feature_alone(package)?;

@@ -248,18 +248,20 @@ fn mysql_settings_are_found() {
         "not checked: how replicas follow; grant PROCESS",
     ];
     is_sound_and_says(&sound.url().replace("root@", "locker:p@"), &unread);
-    let weak = start(&[
-        "--innodb-flush-log-at-trx-commit=2",
-        "--log-bin",
-        "--sync-binlog=0",
-        "--innodb-doublewrite=0",
-    ]);
-    let words = [
-        "innodb_flush_log_at_trx_commit is 2",
-        "sync_binlog",
-        "innodb_doublewrite",
-    ];
-    finds(&weak.url(), WARNING, &words);
+    let double = "--innodb-doublewrite=1";
+    for (options, found) in [
+        (&["--innodb-doublewrite=0"][..], "innodb_doublewrite is off"),
+        (
+            &[double, "--innodb-flush-log-at-trx-commit=2"],
+            "innodb_flush_log_at_trx_commit is 2",
+        ),
+        (
+            &[double, "--log-bin", "--sync-binlog=0"],
+            "sync_binlog is not 1",
+        ),
+    ] {
+        finds(&start(options).url(), WARNING, &[found]);
+    }
     let follows = "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'missing';";
     fs::write(desk.path("init"), follows).unwrap();
     let follower = start(&[
@@ -277,23 +279,16 @@ fn mysql_settings_are_found() {
     ignore = "this dlock is built without the feature postgres"
 )]
 fn postgres_settings_are_found() {
-    let on = ["fsync=on", "full_page_writes=on", "synchronous_commit=on"];
-    is_sound(&PostgresServer::start(&on).unwrap().url());
-    let weak = [
-        "fsync=off",
-        "full_page_writes=off",
-        "synchronous_commit=off",
-    ];
-    let words = [
-        "fsync is off",
-        "full_page_writes is off",
-        "synchronous_commit is off",
-    ];
-    finds(
-        &PostgresServer::start(&weak).unwrap().url(),
-        WARNING,
-        &words,
-    );
+    let names = ["fsync", "full_page_writes", "synchronous_commit"];
+    let start = |off: &str| {
+        let value = |name| if name == off { "off" } else { "on" };
+        let settings = names.map(|name| format!("{name}={}", value(name)));
+        PostgresServer::start(&settings.each_ref().map(String::as_str)).unwrap()
+    };
+    is_sound(&start("none").url());
+    for name in names {
+        finds(&start(name).url(), WARNING, &[&format!("{name} is off")]);
+    }
 }
 
 #[test]

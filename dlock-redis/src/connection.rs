@@ -197,11 +197,16 @@ impl Connection {
         Ok((answer.map_err(|cause| self.failed(&link, cause))?, link))
     }
 
-    /// Runs a plain command.
+    /// Runs a plain command, for as long as an attempt to connect may take: while a client connects, nothing else
+    /// bounds it.
     pub(crate) async fn command(self: &Arc<Self>, cmd: Cmd) -> Result<Value> {
-        let patience = self.patience();
-        let link = self.link(patience).await?;
-        self.command_over(&link, cmd, patience).await
+        let asked = async {
+            let patience = self.patience();
+            let link = self.link(patience).await?;
+            self.command_over(&link, cmd, patience).await
+        };
+        let answer = tokio::time::timeout(self.dialer.within(), asked).await;
+        answer.map_err(|_| error::unanswered())?
     }
 
     /// Runs a plain command over the link that carried an earlier request.
@@ -227,7 +232,7 @@ impl Connection {
     /// clients would not see its locks. Without the right to ask, nothing is known.
     pub(crate) async fn check_database(self: &Arc<Self>, expected: i64) -> Result<()> {
         let ask = commands::words(&["CLIENT", "INFO"]);
-        let Ok(info) = self.setting(ask).await else {
+        let Ok(info) = self.command(ask).await else {
             return Ok(());
         };
         let mut fields = commands::read_info(&info).unwrap_or_default().split(' ');
@@ -245,7 +250,7 @@ impl Connection {
             Ok(info) => {
                 let ask = commands::words(&["CONFIG", "GET", "appendfsync"]);
                 // Not every user may read it, and managed servers may not have the command.
-                let config = self.setting(ask).await.ok();
+                let config = self.command(ask).await.ok();
                 let fsync = config
                     .as_ref()
                     .and_then(|it| commands::field(it, "appendfsync"));
@@ -260,14 +265,8 @@ impl Connection {
     }
 
     async fn info(self: &Arc<Self>) -> Result<String> {
-        let info = self.setting(redis::cmd("INFO")).await?;
+        let info = self.command(redis::cmd("INFO")).await?;
         Ok(commands::read_info(&info).unwrap_or_default().to_owned())
-    }
-
-    /// Asks for settings, for as long as an attempt to connect may take.
-    async fn setting(self: &Arc<Self>, ask: Cmd) -> Result<Value> {
-        let answer = tokio::time::timeout(self.dialer.within(), self.command(ask)).await;
-        answer.map_err(|_| error::unanswered())?
     }
 
     /// Checks that the server tells what replicas and disks have, where that is asked.
@@ -275,9 +274,7 @@ impl Connection {
         if !acks.are_wanted() {
             return Ok(());
         }
-        let patience = self.patience();
-        let link = self.link(patience).await?;
-        let probed = self.ask(&link, acks.probe().into(), patience).await;
+        let probed = self.command(acks.probe()).await;
         probed
             .map(drop)
             .map_err(|cause| error::cannot_wait(acks.fsync, cause))

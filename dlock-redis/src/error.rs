@@ -197,17 +197,18 @@ pub(crate) fn unanswered() -> DriverError {
 }
 
 /// The server cannot tell what replicas or disks have.
-pub(crate) fn cannot_wait(fsync: bool, cause: RedisError) -> DriverError {
-    let kind = match fsync && cause.to_string().contains("appendonly") {
+pub(crate) fn cannot_wait(fsync: bool, cause: DriverError) -> DriverError {
+    let text = cause.chain();
+    let kind = match fsync && text.contains("appendonly") {
         true => ErrorKind::Unsupported,
-        false => classify(&cause).kind,
+        false => cause.kind(),
     };
     let message = if fsync {
         "dlock.fsync=true needs WAITAOF, of Redis 7.2 or newer and of Valkey, a server with appendonly yes, and the right +waitaof"
     } else {
         "dlock.replicas needs WAIT on a master, and the right +wait"
     };
-    DriverError::new(kind, message).with_source(cause)
+    DriverError::new(kind, message).with_source(text)
 }
 
 /// An answer of a shape that no script gives.

@@ -14,7 +14,13 @@
 )]
 
 use dlock::{Broken, Client, Error, ErrorKind, LossReason, ReleaseOutcome};
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+};
 
 /// One backend: what is the same for all of them is said below once.
 struct Store {
@@ -147,6 +153,7 @@ async fn over(store: Store) {
         client(&store, &store.same).await,
         client(&store, &store.elsewhere).await,
     ];
+    connecting_ends(&store.url).await;
     let [one, two, elsewhere] = &clients;
     excludes_and_hands_over(one, two).await.unwrap();
     breaks(one, two).await.unwrap();
@@ -227,4 +234,60 @@ async fn is_another_lock(one: &Client, elsewhere: &Client) -> Result<(), Error> 
     let there = there.expect("another part of the store has locks of its own");
     there.release().await?;
     here.release().await.map(drop)
+}
+
+/// Connects through proxies that let so many replies pass and withhold the rest: each attempt ends by itself.
+async fn connecting_ends(url: &str) {
+    let rest = url.split_once("://").unwrap().1;
+    let host = rest.split(['/', '?']).next().unwrap();
+    let host = host.rsplit('@').next().unwrap();
+    let mut attempts = JoinSet::new();
+    for replies in [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48] {
+        let proxy = withholding(host.to_owned(), replies).await;
+        let url = url.replace(host, &proxy.to_string());
+        attempts.spawn(async move {
+            let attempt = dlock::connect(&url);
+            let ended = tokio::time::timeout(LIMIT, attempt).await;
+            let ended = ended.map(|connected| connected.map(drop).map_err(|it| it.kind()));
+            (replies, ended)
+        });
+    }
+    let ended = attempts.join_all().await;
+    let silent = ended.iter().find(|it| it.0 == 0).unwrap();
+    assert_eq!(silent.1, Ok(Err(ErrorKind::Unavailable)), "{ended:?}");
+    assert!(ended.iter().all(|it| it.1.is_ok()), "{ended:?}");
+}
+
+/// A proxy of that server, which withholds all replies after the first ones.
+async fn withholding(server: String, replies: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let left = Arc::new(Semaphore::new(replies));
+    // It ends with the runtime.
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (server, left) = (server.clone(), Arc::clone(&left));
+            tokio::spawn(async move {
+                let server = TcpStream::connect(server).await?;
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let requests = tokio::io::copy(&mut from_client, &mut to_server);
+                let answers = async {
+                    let mut piece = vec![0; 64 * 1024];
+                    loop {
+                        let length = from_server.read(&mut piece).await?;
+                        if length == 0 {
+                            return Ok::<_, std::io::Error>(());
+                        }
+                        if let Ok(permit) = left.try_acquire() {
+                            permit.forget();
+                            to_client.write_all(&piece[..length]).await?;
+                        }
+                    }
+                };
+                tokio::try_join!(requests, answers).map(drop)
+            });
+        }
+    });
+    proxy
 }

@@ -84,9 +84,31 @@ async fn tls_without_the_feature_is_an_error() {
     assert_eq!(error.kind(), ErrorKind::Misuse, "{error:?}");
 }
 
-/// The server is a fake one that answers as KeyDB does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_with_active_replication_is_refused() {
+    let url = fake_server("active-replica");
+    let error = connect_within_30_s(&url).await;
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("active replication"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_falls_silent_after_the_greeting_is_an_error() {
+    let error = connect_within_30_s(&fake_server("master")).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("did not answer in time"), "{text}");
+}
+
+async fn connect_within_30_s(url: &str) -> DriverError {
+    let config: RedisConfig = url.parse().unwrap();
+    let config = config.with_connect_within(Duration::from_millis(500));
+    let connected = tokio::time::timeout(Duration::from_secs(30), RedisDriver::open(config)).await;
+    connected.expect("an answer").unwrap_err()
+}
+
+/// The URL of a fake server of that role, which answers a greeting and nothing else.
+fn fake_server(role: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     // It ends with the process.
@@ -96,9 +118,9 @@ async fn a_server_with_active_replication_is_refused() {
             thread::spawn(move || {
                 for line in lines.map_while(Result::ok) {
                     let answer = match &*line {
-                        "HELLO" => "%2\r\n+mode\r\n+standalone\r\n+role\r\n+active-replica\r\n",
-                        "TIME" => "*2\r\n:1\r\n:1\r\n",
-                        "SCRIPT" => "+OK\r\n",
+                        "HELLO" => format!("%2\r\n+mode\r\n+standalone\r\n+role\r\n+{role}\r\n"),
+                        "TIME" => "*2\r\n:1\r\n:1\r\n".to_owned(),
+                        "SCRIPT" => "+OK\r\n".to_owned(),
                         _ => continue,
                     };
                     if socket.write_all(answer.as_bytes()).is_err() {
@@ -108,12 +130,7 @@ async fn a_server_with_active_replication_is_refused() {
             });
         }
     });
-    let url = format!("redis://{at}/");
-    // Without the refusal it would go on to ask what the fake server does not answer.
-    let refused = tokio::time::timeout(Duration::from_secs(30), RedisDriver::connect(&url)).await;
-    let error = refused.expect("a refusal").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert!(error.to_string().contains("active replication"), "{error}");
+    format!("redis://{at}/")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,9 +17,9 @@
 -- A turn of this ticket is taken without further checks. If a push reported the turn, the `EXISTS` is left out. The
 -- field `~r` stays in the record and becomes empty.
 --
--- The counter keeps its TTL except on the first grant of 28 hours (10^11 µs: the fifth digit tells them apart).
--- Then it gets two such spans, counted from its token's time where a clock set back left that ahead: so the counter
--- outlives each token by one span. Times are compared as text, because a conversion to numbers costs time. Only a
+-- The counter keeps its TTL except on the first grant of 28 hours (10^11 µs: the first five digits tell them apart).
+-- Then it gets two such spans, counted from its token's time where a floor or a clock set back left that ahead: so the
+-- counter outlives each token by one span. Times are compared as text, because a conversion to numbers costs time. Only a
 -- time that then looks late, or an uncommon counter, is compared as a number. A damaged counter is put back as it
 -- was.
 --

@@ -132,7 +132,7 @@ if follows then
 end
 local least = floor or micros
 local token, before = least, redis.pcall('SET', counter, least, 'KEEPTTL', 'GET')
-if not before or #before ~= #least or before >= least or string.byte(before, 5) ~= string.byte(least, 5) then
+if not before or #before ~= #least or before >= least or string.sub(before, 1, 5) ~= string.sub(least, 1, 5) then
 --@sound
   if type(before) == 'table' then return string.find(before.err, 'WRONGTYPE') and damaged() or before end
   if before and not sound(before, 1) then

@@ -10,14 +10,14 @@
 -- acquire step takes one without a key, with the same order of writes. No name occurs twice. A counter that is not
 -- behind this script's time, or is of another span or damaged, is put back, and the step judges. The end is
 -- absolute because one text serves all; a relative lease would make the server format as much for each.
-local call, ask, KEYS, n, sub, byte = redis.call, redis.pcall, KEYS, #KEYS / 4, string.sub, string.byte
+local call, ask, KEYS, n, sub = redis.call, redis.pcall, KEYS, #KEYS / 4, string.sub
 local owners, holds, lease, latest, note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local share, confirm = ARGV[7], ARGV[8]
 --@time
 if micros > latest and micros - latest > 0 then return redis.error_reply('LATE each for itself') end
 local wide, long, out, alike = #owners / n, #holds / n, {}, false
 if ask('EXISTS', unpack(KEYS, 1, 2 * n)) == 0 then
-  local period, till = byte(micros, 5), string.format('%.0f', math.floor(micros / 1000) + lease)
+  local period, till = sub(micros, 1, 5), string.format('%.0f', math.floor(micros / 1000) + lease)
   alike = true
   for i = 1, n do
     local key, counter = KEYS[i], KEYS[3 * n + i]
@@ -27,7 +27,7 @@ if ask('EXISTS', unpack(KEYS, 1, 2 * n)) == 0 then
       said = ask('SET', counter, micros, 'PX', '200000000')
       said = said.err and said or 1
     elseif type(before) == 'table' then said = false
-    elseif #before ~= #micros or before >= micros or byte(before, 5) ~= period then
+    elseif #before ~= #micros or before >= micros or sub(before, 1, 5) ~= period then
       local back = ask('SET', counter, before, 'KEEPTTL')
       said = back.err and back
     end

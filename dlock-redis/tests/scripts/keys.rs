@@ -2,7 +2,7 @@
 
 use crate::bed::{Client, ENDS, KEY, LINE, SECOND, Testbed, name, ticket};
 use dlock_core::{
-    Clock, Effect, ErrorKind, Lease,
+    Clock, Effect, ErrorKind, FencingToken, Lease,
     driver::{Acquire, Acquired, DistributedLock, Released},
 };
 use redis::AsyncCommands;
@@ -46,10 +46,11 @@ async fn a_token_is_greater_than_its_counter_which_gets_its_end_once_in_28_hours
     let now = client.granted(&req).await.token.0;
     client.release(&req).await;
     // In this span: a second ago, and its first µs. In the one before: its last µs, and a whole span
-    // ago. Then long ago, and in the future.
+    // ago; ten spans ago. Then long ago, and in the future.
     let first = now - now % span;
     let long_ago = [now / 10, 9, 999_999_999_999_999];
-    let numbers = [now - 1_000_000, first, first - 1, now - span];
+    let ten_ago = now - 10 * span;
+    let numbers = [now - 1_000_000, first, first - 1, now - span, ten_ago];
     let ahead = [now + 3_600_000_000, 9_000_000_000_000_000];
     for before in numbers.into_iter().chain(long_ago).chain(ahead) {
         let _: () = raw.set_ex(&counter, before, 1_000).await.unwrap();
@@ -66,6 +67,23 @@ async fn a_token_is_greater_than_its_counter_which_gets_its_end_once_in_28_hours
         assert_eq!(renewed, next || before / span != token / span, "{before}");
         assert_eq!(raw.get::<_, u64>(&counter).await.unwrap(), token);
     }
+}
+
+/// Of a quorum whose first server has a clock that is ahead by ten spans.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_counter_outlives_a_token_whose_floor_is_eleven_days_ahead_of_the_clock() {
+    let t = Testbed::start();
+    let client = t.client().await;
+    let mut req = t.acquire(SECOND * 30);
+    let now = client.granted(&req).await.token.0;
+    client.release(&req).await;
+    let ahead = 10 * 100_000_000_000;
+    req.floor = Some(FencingToken(now + ahead));
+    assert_eq!(client.granted(&req).await.token.0, now + ahead);
+    client.release(&req).await;
+    let rest = t.rest(&format!("{KEY}:token")).await;
+    let least = Duration::from_micros(ahead) + SECOND * 100_000;
+    assert!(rest > least, "{rest:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,8 +84,11 @@ async fn tokens_grow_in_a_script_of_several_whatever_their_counters_say() {
     // From before the clock was set back (by much, and by an hour), from long ago, one that is no number
     // and one that is no text.
     let set_back = [(5, 8_000_000_000_000_000), (6, now + 3_600_000_000)];
-    let of_old = [(7, 1_000_000), (10, now - 100_000_000_000), (11, now / 10)];
-    for (at, before) in of_old.into_iter().chain(set_back) {
+    let span = 100_000_000_000;
+    let spans_ago = [(10, now - span), (12, now - 10 * span)];
+    let of_old = [(7, 1_000_000), (11, now / 10)];
+    let earlier = of_old.into_iter().chain(spans_ago);
+    for (at, before) in earlier.chain(set_back) {
         let _: () = raw.set_ex(counter(at), before, 1_000).await.unwrap();
     }
     let _: () = raw.set_ex(counter(blank), "blank", 1_000).await.unwrap();

@@ -356,7 +356,10 @@ async fn renewed(
     let lease = detached.lease();
     let name = detached.pass.name().clone();
     let ask = lease.is_renewed().then(|| lease.length());
-    let entry = Renew::new(name.clone(), *detached.pass.owner(), detached.hold, ask);
+    let entry = Renew {
+        token: Some(detached.pass.token()),
+        ..Renew::new(name.clone(), *detached.pass.owner(), detached.hold, ask)
+    };
     let lane = engine.driver.lane(&name);
     let driver = Arc::clone(&engine.driver);
     let mut call = Call::new(&engine.calls, give_up, async move {

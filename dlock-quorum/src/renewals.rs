@@ -104,7 +104,7 @@ struct Repair {
 }
 
 impl Repair {
-    /// Takes the hold at that store again, with the token that it has at the others.
+    /// Takes the hold at that store again, with the token of its guard, so that a majority has no smaller one.
     async fn run(&self, stores: &Arc<Stores>) {
         let (node, renew) = (&stores.nodes[self.at], &self.renew);
         let shown = snapshots::seen(stores, &renew.name).await;
@@ -126,8 +126,10 @@ impl Repair {
             Lease::fixed(self.lease),
             stores.clock.now() + (self.lease / 3).min(REPAIR_WITHIN),
         );
+        // Stores may have smaller tokens than the guard, and of a quorum that answers the smallest is shown.
+        let token = renew.token.or(holder.token);
         // Restores: waiters of that store must not keep it from its vote.
-        (req.join, req.floor) = (holder.token, holder.token);
+        (req.join, req.floor) = (token, token);
         req.info = Arc::new(holder.info);
         let repaired = node
             .answer(holds::acquire(&**driver, &req, &self.released))

@@ -308,6 +308,75 @@ async fn a_store_that_was_away_for_a_lease_has_the_token_of_the_others_again() {
     guard.check().unwrap();
 }
 
+/// The first two stores have the guard's token, and the third a smaller one. Two stores show what the first is to have
+/// again, the third among them.
+#[tokio::test(start_paused = true)]
+async fn a_repaired_store_has_the_token_of_the_guard_though_another_has_a_smaller_one() {
+    for counter_is_lost in [false, true] {
+        let bed = Bed::new();
+        // Only the second store has given a token that is ahead of the others' clocks.
+        bed.stores[1].step_clock(Duration::from_secs(600));
+        let (owner, hold) = (Owner::from_seed("earlier"), HoldId::from_bits(1));
+        let give_up = bed.clock.now() + LEASE;
+        let ask = Acquire::new(name(), owner, hold, Lease::fixed(LEASE), give_up);
+        bed.store(1).acquire(&ask).await.unwrap();
+        let release = Release::new(name(), owner, hold);
+        bed.store(1).release(&release).await.unwrap();
+
+        let (client, faults) = bed.client_with_faults().await.unwrap();
+        // It is answered when the token of the others was raised.
+        faults[2].once(Call::Acquire, Fault::Slow(Duration::from_millis(20)));
+        let guard = client.lock(NAME).unwrap().acquire().await.unwrap();
+        let token = guard.token();
+        let raised = [bed.token(0).await, bed.token(1).await];
+        assert_eq!(raised, [Some(token); 2]);
+        assert!(bed.token(2).await.is_some_and(|its| its < token));
+
+        if counter_is_lost {
+            bed.stores[0].restart(false);
+        } else {
+            bed.store(0).break_lock(&name(), None).await.unwrap();
+        }
+        lives_for(&guard, LEASE / 3 + Duration::from_millis(500)).await;
+        let repaired = (bed.holds(0).await, bed.token(0).await);
+        assert_eq!(repaired, (1, Some(token)), "{counter_is_lost}");
+        let pass = guard.pass().unwrap();
+        let joined = client.lock(NAME).unwrap().join(&pass).await.unwrap();
+        assert_eq!(joined.token(), token);
+        joined.release().await.unwrap();
+        guard.release().await.unwrap();
+
+        // The majority of the other two.
+        let (other, faults) = bed.client_with_faults().await.unwrap();
+        faults[1].always_all(Fault::ErrorBefore);
+        let next = other.lock(NAME).unwrap().acquire().await.unwrap();
+        assert!(next.token() > token, "{} after {token}", next.token());
+    }
+}
+
+/// Without it the store would have the hold until its lease ends.
+#[tokio::test(start_paused = true)]
+async fn a_close_waits_a_moment_for_a_release_that_runs_on_at_a_slow_store() {
+    for (slow, left) in [
+        (Fault::Delayed(Duration::from_millis(500)), 0),
+        (Fault::NeverExecuted, 1),
+    ] {
+        let bed = Bed::new();
+        let (driver, faults) = bed.driver_with_faults().await.unwrap();
+        let (owner, hold) = (Owner::from_seed("us"), HoldId::from_bits(1));
+        let give_up = bed.clock.now() + LEASE;
+        let ask = Acquire::new(name(), owner, hold, Lease::fixed(LEASE), give_up);
+        driver.acquire(&ask).await.unwrap();
+        sleep(Duration::from_millis(1)).await; // now all stores have it
+        faults[2].once(Call::Release, slow);
+        let release = Release::new(name(), owner, hold);
+        driver.release(&release).await.unwrap();
+        assert_eq!(bed.holds(2).await, 1, "the release waited for it");
+        within(Duration::from_secs(2), driver.close()).await;
+        assert_eq!(bed.holds(2).await, left, "{slow:?}");
+    }
+}
+
 /// Its caller had no time, which says nothing about the store.
 #[tokio::test(start_paused = true)]
 async fn a_caller_with_little_time_does_not_take_a_store_for_down() {

@@ -359,10 +359,13 @@ pub struct Renew {
     /// How long it is to last from now. `None` only checks that it is still there (a fixed lease, or one
     /// that already lasts to its maximum hold).
     pub lease: Option<Duration>,
+    /// The token of the hold's incarnation, for a driver that keeps one lock on several stores; others need not read it.
+    /// `None`: the caller does not know it.
+    pub token: Option<FencingToken>,
 }
 
 impl Renew {
-    /// Builds an entry.
+    /// Builds an entry without a token.
     #[must_use]
     pub fn new(name: LockName, owner: Owner, hold: HoldId, lease: Option<Duration>) -> Self {
         Self {
@@ -370,6 +373,7 @@ impl Renew {
             owner,
             hold,
             lease,
+            token: None,
         }
     }
 }

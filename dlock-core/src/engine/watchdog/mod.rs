@@ -256,7 +256,10 @@ impl Engine {
     fn renewal(&self, batch: Batch<Arc<Hold>>) -> Renewing {
         let (driver, lane, give_up) = (Arc::clone(&self.driver), batch.lane, batch.give_up);
         let asked: Vec<_> = (batch.entries.iter())
-            .map(|(hold, lease)| Renew::new(hold.name.clone(), hold.owner, hold.id, *lease))
+            .map(|(hold, lease)| Renew {
+                token: Some(hold.token),
+                ..Renew::new(hold.name.clone(), hold.owner, hold.id, *lease)
+            })
             .collect();
         Renewing {
             id: batch.id,

@@ -170,13 +170,13 @@ async fn run(
         None => Ok(connecting.await),
     };
     let client = match connected {
-        // The kernel closes it. If dlock closed it, each of many short runs would checkpoint a SQLite file,
-        // and sync it four times.
+        // The kernel closes it, unless it is a quorum. If dlock closed it, each of many short runs would checkpoint a
+        // SQLite file, and sync it four times.
         Ok(Ok(client)) => ManuallyDrop::new(client),
         Ok(Err(error)) => return output.fail(&error, Exit::of(&error, Exit::HELD)),
         Err(Ended(number)) => return Exit::signal(number),
     };
-    match (cli.command, &mut signals) {
+    let exit = match (cli.command, &mut signals) {
         (Command::Exec(args), Some(signals)) => {
             exec::run(&client, store, args, signals, record, output).await
         }
@@ -203,7 +203,11 @@ async fn run(
             | Command::Acquire(_),
             _,
         ) => Exit::BUG,
+    };
+    if clear::of_quorum(&url).is_some() {
+        withdraw::close(&client).await;
     }
+    exit
 }
 
 fn noted(info: HolderInfo, note: &Option<String>) -> HolderInfo {

@@ -5,7 +5,7 @@ use dlock_core::driver::{DistributedLock, Result};
 use futures_core::future::BoxFuture;
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{mem, sync::Arc, time::Duration};
-use tokio::{runtime::Handle, time::timeout};
+use tokio::time::timeout;
 
 /// Requests under way, each to one store. What is still under way when the value is dropped runs to its end in a task:
 /// some clients break when one of their requests is dropped.
@@ -105,10 +105,9 @@ impl<T: Send + 'static> Calls<T> {
 impl<T: Send + 'static> Drop for Calls<T> {
     fn drop(&mut self) {
         let mut rest = mem::take(&mut self.under_way);
-        if !rest.is_empty()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(async move { while rest.next().await.is_some() {} });
+        if !rest.is_empty() {
+            let ending = async move { while rest.next().await.is_some() {} };
+            self.stores.in_background(ending);
         }
     }
 }

@@ -25,7 +25,9 @@ use std::{
     time::Duration,
 };
 use tokio::{
+    runtime::Handle,
     sync::Notify,
+    task::JoinSet,
     time::{sleep, timeout},
 };
 
@@ -37,6 +39,8 @@ pub(crate) struct Stores {
     pub(crate) clock: Clock,
     pub(crate) wake_ups: WakeUps,
     pub(crate) holds: Holds,
+    /// What runs on after its caller was answered.
+    background: Mutex<JoinSet<()>>,
     closed: AtomicBool,
 }
 
@@ -92,6 +96,7 @@ impl Stores {
             clock: config.clock,
             wake_ups: WakeUps::new(),
             holds: Holds::default(),
+            background: Mutex::default(),
             closed: AtomicBool::new(false),
         });
         log_findings("quorum", &Ok(stores.shared_host().into_iter().collect()));
@@ -103,8 +108,23 @@ impl Stores {
         self.closed.load(Ordering::Relaxed)
     }
 
+    /// Runs a task that no caller awaits. Without a runtime it is dropped.
+    pub(crate) fn in_background(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Ok(runtime) = Handle::try_current() {
+            let mut background = self.background.lock();
+            while background.try_join_next().is_some() {}
+            background.spawn_on(task, &runtime);
+        }
+    }
+
+    /// Waits a moment for what runs on: a release that a quorum has answered may not have reached the other stores, which
+    /// then have the hold until its lease ends.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
+        let mut background = mem::take(&mut *self.background.lock());
+        let ended = async { while background.join_next().await.is_some() {} };
+        let _in_time = timeout(RUNS_ON, ended).await;
+        background.detach_all();
         let drivers = self.nodes.iter().filter_map(|node| node.driver.get());
         join_all(drivers.map(|driver| driver.close())).await;
         self.wake_ups.close();
@@ -327,6 +347,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// How often a task looks whether its driver is still in use.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long a close waits for requests that no caller awaits: less than the two seconds that a shutdown gives it.
+const RUNS_ON: Duration = Duration::from_secs(1);
 /// No store's client keeps a request longer.
 pub(crate) const ABANDON_AFTER: Duration = Duration::from_secs(30);
 /// A name that a probe may read.

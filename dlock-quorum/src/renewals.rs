@@ -85,9 +85,9 @@ pub(crate) async fn renew(
         });
     }
     if !repairs.is_empty() {
-        let stores = Arc::clone(stores);
-        tokio::spawn(async move {
-            let repairing: Vec<_> = repairs.iter().map(|repair| repair.run(&stores)).collect();
+        let its = Arc::clone(stores);
+        stores.in_background(async move {
+            let repairing: Vec<_> = repairs.iter().map(|repair| repair.run(&its)).collect();
             let repairing = stream::iter(repairing).buffer_unordered(REPAIRED_AT_ONCE);
             repairing.collect::<()>().await;
         });

@@ -113,12 +113,23 @@ fn quorum() {
         outlives: true,
     };
     over(&store);
+    a_release_reaches_a_store_that_answers_late(&store, &servers[0]);
     // The lease is one with which a step may take a while on a loaded machine.
     let found = store.run(&["doctor", "--lease", "10m"]).expect(1);
     let shared = "3 of 3 stores are on the host 127.0.0.1";
     for words in urls.iter().map(String::as_str).chain([shared]) {
         assert!(found.stdout.contains(words), "{words}: {found:?}");
     }
+}
+
+/// The others answer at once, and dlock does not wait for this one to report the release.
+fn a_release_reaches_a_store_that_answers_late(store: &Store, late: &RedisServer) {
+    let (lock, desk) = (name("late"), Desk::new());
+    let (holder, ..) = store.holding(&desk, &lock);
+    late.command(&["CLIENT", "PAUSE", "300", "ALL"]).unwrap();
+    fs::write(desk.path("go"), "").unwrap();
+    holder.wait().expect(0);
+    run(at(&late.url(), &["exec", "-n", &lock, "--", "true"])).expect(0);
 }
 
 fn over(store: &Store) {

@@ -315,6 +315,21 @@ impl DriverError {
         self
     }
 
+    /// Begins the message with the address of the server, for people.
+    ///
+    /// # Examples
+    /// ```
+    /// use dlock_core::driver::DriverError;
+    ///
+    /// let error = DriverError::unavailable("no connection").with_address("db:3306");
+    /// assert_eq!(error.to_string(), "db:3306: no connection");
+    /// ```
+    #[must_use]
+    pub fn with_address(mut self, address: impl fmt::Display) -> Self {
+        self.message = format!("{address}: {}", self.message).into();
+        self
+    }
+
     /// What went wrong.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -143,7 +143,7 @@ impl Connection {
                 }
                 Err(error) => {
                     tracing::debug!(target: "dlock::etcd", host, %error, "a member cannot be used");
-                    refused = Some(error);
+                    refused = Some(error.with_address(host));
                 }
             }
         }

@@ -5,6 +5,7 @@ use dlock_core::{
     driver::{DriverError, Result, kit::ErrorClass},
 };
 use etcd_client::Error as Native;
+use std::{error::Error, fmt};
 
 /// By a part of the text. What becomes of the connection, only [`is_open`] says.
 type Class = ErrorClass<&'static str, ()>;
@@ -41,9 +42,32 @@ fn refusal(cause: &Native) -> Option<&'static Class> {
 /// The error of a failed request.
 pub(crate) fn failed(cause: Native) -> DriverError {
     match refusal(&cause) {
-        Some(class) => class.failure(cause).error,
+        Some(class) => class.failure(Plain(cause)).error,
         None => DriverError::unanswered("the request failed before etcd confirmed it")
-            .with_source(cause),
+            .with_source(Plain(cause)),
+    }
+}
+
+/// A native error in words: its own text of a lost connection is Rust's debug output.
+#[derive(Debug)]
+struct Plain(Native);
+
+impl fmt::Display for Plain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Native::GRpcStatus(status) => f.write_str(status.message()),
+            other => write!(f, "{other}"),
+        }
+    }
+}
+
+impl Error for Plain {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.0 {
+            Native::GRpcStatus(status) => status.source(),
+            Native::TransportError(cause) => cause.source(),
+            _ => None,
+        }
     }
 }
 
@@ -54,8 +78,9 @@ pub(crate) fn is_open(cause: &Native) -> bool {
 
 /// Whether the lease of a request was over.
 pub(crate) fn is_lease_gone(error: &DriverError) -> bool {
-    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<Native>());
-    matches!(cause, Some(Native::GRpcStatus(status)) if status.message().contains(LEASE_GONE))
+    let cause = error.source();
+    let native = cause.and_then(|cause| Some(&cause.downcast_ref::<Plain>()?.0));
+    matches!(native, Some(Native::GRpcStatus(status)) if status.message().contains(LEASE_GONE))
 }
 
 /// The error of a member that could not be used: no request of a lock was sent.

@@ -44,6 +44,15 @@ impl Dialer {
         Self {
             options: config.options(),
             within: config.connect_within,
+            table: config.table.name.quoted('`'),
+        }
+    }
+
+    /// Where the server is, for errors.
+    fn address(&self) -> String {
+        match self.options.get_socket() {
+            Some(socket) => socket.display().to_string(),
+            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
         }
     }
 }
@@ -53,7 +62,8 @@ impl kit::Dialer for Dialer {
     type Error = sqlx::Error;
 
     async fn dial(&self) -> Result<Dialed<Session>> {
-        let native = self.options.connect().await.map_err(error::unreached)?;
+        let refused = |cause| error::unreached(cause).with_address(self.address());
+        let native = self.options.connect().await.map_err(refused)?;
         session::greet(native).await
     }
 

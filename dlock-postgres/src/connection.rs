@@ -74,6 +74,8 @@ impl kit::Dialer for Dialer {
 
     /// A new connection, to a server that can be written.
     async fn dial(&self) -> Result<Dialed<Session>> {
+        let (host, port) = (self.options.get_host(), self.options.get_port());
+        let unreached = |error| unreached(error).with_address(format_args!("{host}:{port}"));
         let mut session = Session {
             connection: self.connect().await.map_err(unreached)?,
             is_direct: false,

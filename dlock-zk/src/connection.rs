@@ -197,9 +197,11 @@ async fn connect(config: &ZkConfig) -> Result<Client> {
     if config.tls {
         let options = tls::options(config.ca.as_deref()).await?;
         let connected = connector.with_tls(options).secure_connect(&config.hosts);
-        return connected.await.map_err(tls::unreached);
+        let refused = |cause| tls::unreached(cause).with_address(&config.hosts);
+        return connected.await.map_err(refused);
     }
-    connector.connect(&config.hosts).await.map_err(unreached)
+    let refused = |cause| unreached(cause).with_address(&config.hosts);
+    connector.connect(&config.hosts).await.map_err(refused)
 }
 
 /// When the last two writes that prove the session were sent, and when the last one was answered.

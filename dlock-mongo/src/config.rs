@@ -242,6 +242,8 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
         "port",
         "host",
         "percent",
+        "encoded",
+        "unescaped",
         "option",
         "authMechanism",
         "socketTimeoutMS",
@@ -249,7 +251,9 @@ fn unread(url: &str, cause: &mongodb::error::Error) -> DriverError {
     let lacks_srv = url.starts_with("mongodb+srv:") && !cfg!(feature = "srv");
     let advice = match words.into_iter().find(|word| said.contains(word)) {
         _ if lacks_srv => "mongodb+srv:// needs the feature \"srv\" of dlock-mongo".to_owned(),
-        Some("percent") => "user and password must be percent-encoded".to_owned(),
+        Some("percent" | "encoded" | "unescaped") => {
+            "user, password and database must be percent-encoded".to_owned()
+        }
         Some("option") => {
             let known = KNOWN.join(", ");
             format!("look at its options; those of dlock are {known}")

@@ -1,6 +1,6 @@
 //! Configuration: the settings of a client, and the names of its keys and channels.
 
-use crate::{acks::Acks, error};
+use crate::acks::Acks;
 use dlock_core::{
     LockName,
     driver::{
@@ -9,7 +9,7 @@ use dlock_core::{
     },
 };
 use percent_encoding::percent_decode_str;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisError};
 use std::{env, fmt, fmt::Write as _, str::FromStr, time::Duration};
 
 /// The server's address and the settings of dlock.
@@ -157,7 +157,7 @@ ACL SETUSER locker on >secret resetchannels ~dlock:* &dlock:* &redisson_lock__ch
         if matches!(self.server.addr(), ConnectionAddr::TcpTls { .. })
             && rustls::crypto::CryptoProvider::get_default().is_none()
         {
-            return Err(error::no_tls_provider());
+            return Err(crate::error::no_tls_provider());
         }
         Ok(())
     }
@@ -352,9 +352,7 @@ impl FromStr for RedisConfig {
         if scheme.ends_with("+cluster") {
             (native, seeds) = split_cluster(&native)?;
         }
-        let server = native
-            .into_connection_info()
-            .map_err(|cause| error::failed(cause).error)?;
+        let server = native.into_connection_info().map_err(unread)?;
         let mut config = Self::from(server);
         (config.sentinels, config.seeds) = (sentinels, seeds);
         for (key, value) in settings {
@@ -369,6 +367,15 @@ impl FromStr for RedisConfig {
         }
         Ok(config)
     }
+}
+
+/// The native client says what is wrong, then the name of the error in its code.
+fn unread(cause: RedisError) -> DriverError {
+    let why = cause.to_string().replace(" - InvalidClientConfig", "");
+    DriverError::misuse(format!(
+        "the Redis settings cannot work: {why}; a URL is redis://user:password@host:6379/DATABASE, with % codes for @ / ? # in \
+         user and password"
+    ))
 }
 
 impl fmt::Debug for RedisConfig {
@@ -658,6 +665,7 @@ mod tests {
             "redis://u:canary@h/x",
             "redis://u:12?canary@h/x",
             "redis://u:12?canary&x@h/x",
+            "redis://u:12#canary@h/",
             "redis+sentinel://u:canary@h,h/",
             "redis+sentinel://u:can/ary:canary@h/locks",
             "redis+sentinel://u:canary@h:canary/locks",

@@ -198,11 +198,6 @@ impl FromStr for ZkConfig {
             let message = "zk+tls:// needs the feature `tls` of dlock-zk";
             return Err(DriverError::new(ErrorKind::Unsupported, message));
         }
-        if rest.contains('#') {
-            return Err(DriverError::misuse(
-                "a # in a ZooKeeper URL is written as %23",
-            ));
-        }
         let (rest, settings) = split_url("ZooKeeper", rest, &KNOWN)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (login, hosts) = match authority.rsplit_once('@') {

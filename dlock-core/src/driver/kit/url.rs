@@ -13,7 +13,8 @@ use std::time::Duration;
 /// them out before a driver sees the URL.
 ///
 /// # Errors
-/// `Misuse` for a key that is not in `known`. The message quotes no text that may be part of a password.
+/// `Misuse` for a key that is not in `known`, and for a `#`, behind which a native client reads nothing. The message
+/// quotes no text that may be part of a password.
 ///
 /// # Examples
 /// ```
@@ -43,6 +44,10 @@ pub fn split_url(
             return Err(unknown_setting(store, key, known));
         }
     }
+    if !["", NO_VERIFICATION].contains(&fragment) {
+        let message = format!("a # in the {store} URL is written as %23");
+        return Err(DriverError::misuse(message));
+    }
     Ok(split_settings(url))
 }
 
@@ -68,6 +73,9 @@ pub fn split_settings(url: &str) -> (String, Vec<(String, String)>) {
     let native = format!("{base}{mark}{}{fragment}", theirs.join("&"));
     (native, ours)
 }
+
+/// The one fragment that a native client reads, that of Redis.
+const NO_VERIFICATION: &str = "#insecure";
 
 struct Parts<'a> {
     base: &'a str,
@@ -149,8 +157,12 @@ pub fn parse_span(text: &str) -> std::result::Result<Duration, String> {
     if text.parse::<f64>().is_ok() {
         return Err(format!("{text} has no unit: write {text}s or {text}ms"));
     }
-    humantime::parse_duration(text)
-        .map_err(|error| format!("{text:?} is no time such as 500ms, 10s or 1m30s: {error}"))
+    let wrong = |why: &str| format!("{text:?} is no time such as 500ms, 10s or 1m30s: {why}");
+    // To the parser `M` is a month, and to people it is a minute.
+    if text.contains(|c: char| c.is_ascii_uppercase()) {
+        return Err(wrong("units are in lower case"));
+    }
+    humantime::parse_duration(text).map_err(|error| wrong(&error.to_string()))
 }
 
 fn decoded(text: &str) -> String {
@@ -171,8 +183,8 @@ mod tests {
         let ours = ours.map(|(key, value)| (key.to_owned(), value.to_owned()));
         for (url, native, count) in [
             (
-                "x://h:1/2?dlock.prefix=a%2Db+c&protocol=%41&&dlock.create#x?y",
-                "x://h:1/2?protocol=%41#x?y",
+                "x://h:1/2?dlock.prefix=a%2Db+c&protocol=%41&&dlock.create#insecure",
+                "x://h:1/2?protocol=%41#insecure",
                 2,
             ),
             ("x://h?dlock.prefix=a%2Db%20c", "x://h", 1),
@@ -197,6 +209,10 @@ mod tests {
             let known = "known: dlock.prefix, dlock.create, protocol";
             assert!(error.contains(shown) && error.ends_with(known), "{error}");
             assert!(!error.contains("canary"), "{error}");
+        }
+        for url in ["x://u:12#canary@h/x", "x://h/x#dlock.prefix=canary"] {
+            let error = split_url("X", url, &KNOWN).unwrap_err().to_string();
+            assert_eq!(error, "a # in the X URL is written as %23");
         }
     }
 
@@ -223,6 +239,8 @@ mod tests {
             "1e300",
             "99999999999999999999h",
             "1 parsec",
+            "5M",
+            "10S",
         ] {
             parse_span(wrong).unwrap_err();
         }

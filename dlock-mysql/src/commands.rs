@@ -516,10 +516,21 @@ pub(crate) fn time(row: &MySqlRow, at: usize) -> sqlx::Result<Duration> {
     Ok(Duration::from_micros(micros.unsigned_abs()))
 }
 
-/// Ends the statement that connection `id` runs; only a number is put into the SQL text.
-pub(crate) async fn kill(native: &mut MySqlConnection, id: u64) -> sqlx::Result<()> {
-    let sql = AssertSqlSafe(format!("KILL QUERY {id}"));
-    sqlx::raw_sql(sql).execute(native).await.map(drop)
+/// Ends the statement that connection `id` runs, if it names dlock's table. After a failover another server answers, where
+/// a stranger's connection may have that number; one that names the table is a driver's, which repeats it. Only a number is
+/// put into the SQL text.
+pub(crate) async fn kill(native: &mut MySqlConnection, id: u64, table: &str) -> sqlx::Result<()> {
+    let shown = sqlx::raw_sql("SHOW FULL PROCESSLIST");
+    for row in shown.fetch_all(&mut *native).await? {
+        // The types of the columns differ between the servers.
+        let its: u64 = row.try_get_unchecked(0)?;
+        let runs: Option<Vec<u8>> = row.try_get_unchecked(7)?;
+        if its == id && runs.is_some_and(|sql| String::from_utf8_lossy(&sql).contains(table)) {
+            let sql = AssertSqlSafe(format!("KILL QUERY {id}"));
+            return sqlx::raw_sql(sql).execute(native).await.map(drop);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub(crate) type Checkout<'a> = Lent<'a, Dialer>;
 pub(crate) struct Dialer {
     options: MySqlConnectOptions,
     within: Duration,
+    /// The table, as the statements name it.
+    table: String,
 }
 
 /// One open connection and what the driver knows of its server.
@@ -92,7 +94,7 @@ impl kit::Dialer for Dialer {
     async fn end(self: Arc<Self>, id: u64) {
         let ending = async {
             let mut native = self.options.connect().await?;
-            commands::kill(&mut native, id).await?;
+            commands::kill(&mut native, id, &self.table).await?;
             native.close().await
         };
         if let Ok(Err(error)) = tokio::time::timeout(self.within, ending).await {
@@ -148,13 +150,17 @@ pub(crate) async fn rows(
 #[cfg(test)]
 mod tests {
     use super::{Connections, Dialer, Flavour};
-    use crate::error;
+    use crate::{config::MysqlConfig, error};
     use dlock_conformance::testbed::{MariadbServer, mariadb::MariadbOptions};
     use dlock_core::{
         Effect,
-        driver::kit::{Call, Class},
+        driver::kit::{Call, Class, Dialer as _},
     };
-    use std::time::{Duration, Instant};
+    use sqlx::{AssertSqlSafe, ConnectOptions as _, MySqlConnection, Row as _};
+    use std::{
+        sync::Arc,
+        time::{Duration, Instant},
+    };
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_server_without_a_limit_is_told_to_end_a_statement_and_its_connection_is_left() {
@@ -178,8 +184,9 @@ mod tests {
         checkout.settle(unbound).unwrap();
         let began = Instant::now();
         let limit = checkout.limit();
-        let slept =
-            sqlx::raw_sql("SELECT COUNT(*) FROM information_schema.COLUMNS WHERE SLEEP(0.1) = 0");
+        let slept = sqlx::raw_sql(
+            "SELECT COUNT(*), '`dlock_locks`' FROM information_schema.COLUMNS WHERE SLEEP(0.1) = 0",
+        );
         let slept = limit
             .of(slept.execute(&mut checkout.session().native))
             .await;
@@ -194,5 +201,33 @@ mod tests {
         drop(checkout);
         let mut checkout = all.lend(call).await.unwrap();
         assert_ne!(checkout.session().id, id);
+    }
+
+    /// After a failover, that number may be of a stranger's connection to another server.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_statement_that_does_not_name_the_table_is_not_ended() {
+        let server = MariadbServer::start(MariadbOptions::default()).unwrap();
+        let config: MysqlConfig = server.url().parse().unwrap();
+        let mut holder = config.options().connect().await.unwrap();
+        let mut stranger = config.options().connect().await.unwrap();
+        let lock = "SELECT GET_LOCK('report', 60)";
+        assert_eq!(number(&mut holder, lock).await, Some(1));
+        let id = number(&mut stranger, "SELECT CONNECTION_ID()").await;
+        let id = u64::try_from(id.unwrap()).unwrap();
+        let waiting = tokio::spawn(async move { number(&mut stranger, lock).await });
+        let waits = format!(
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = {id} AND INFO LIKE '%GET_LOCK%'"
+        );
+        while number(&mut holder, &waits).await != Some(1) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Arc::new(Dialer::new(&config)).end(id).await;
+        let released = number(&mut holder, "SELECT RELEASE_LOCK('report')").await;
+        assert_eq!((released, waiting.await.unwrap()), (Some(1), Some(1)));
+    }
+
+    async fn number(native: &mut MySqlConnection, sql: &str) -> Option<i64> {
+        let asked = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_one(native);
+        asked.await.unwrap().try_get_unchecked(0).unwrap()
     }
 }

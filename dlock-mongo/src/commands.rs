@@ -445,7 +445,10 @@ fn simple() -> Document {
 /// The server runs no lock command longer than this, in ms. So no command takes effect later than this after
 /// its `$$NOW`, and none waits longer for a majority.
 pub(crate) const AT_MOST: i64 = 1_000;
-/// Documents that one step of the purge reads.
+/// Most lock documents of one reply. The server ends a reply at 16 MiB without a word, and a document that is left out
+/// would read as a lock that is free; one with [`MAX_SHARERS`](dlock_core::MAX_SHARERS) holds has 52 KB.
+pub(crate) const A_REPLY: usize = 256;
+/// Documents that one step of the purge reads, which shows little of each.
 const PURGED: usize = 1_000;
 /// The minimum time in ms for which the document of an unused name stays, with the counter in it.
 const UNUSED: i64 = 24 * 60 * 60 * 1_000;

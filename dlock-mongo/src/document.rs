@@ -195,8 +195,9 @@ const MICROS: u64 = 1_000;
 #[cfg(test)]
 mod tests {
     use super::{Seen, VERSION, fields};
+    use crate::commands::A_REPLY;
     use dlock_core::{
-        HoldId, HolderInfo, Owner,
+        HoldId, HolderInfo, MAX_NAME_BYTES, MAX_SHARERS, Owner,
         driver::kit::{HoldSet, Record, Stored},
     };
     use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -236,6 +237,26 @@ mod tests {
         let mut odd = held();
         odd.unavailable_until = 299_001;
         assert_eq!(seen(stored(&odd)), Stored::Record(held()));
+    }
+
+    #[test]
+    fn the_largest_documents_that_one_reply_may_have_fit_into_it() {
+        let mut record = held();
+        for hold in 0..u64::from(MAX_SHARERS) {
+            record.holds.insert(HoldId::from_bits(hold), 300_000);
+        }
+        record.holds.claim(300_000);
+        let (host, note) = ("h".repeat(56), "n".repeat(HolderInfo::MAX_NOTE_BYTES));
+        record.holder_info = HolderInfo::new(host, u32::MAX).with_note(note);
+        let name = "n".repeat(MAX_NAME_BYTES);
+        let mut lock = stored(&record);
+        lock.extend(doc! { "_id": &name, "mark": i64::MAX, "returned": i64::MAX });
+        let shown = doc! { "_id": &name, "now": DateTime::MAX, "lock": lock };
+        let mut bytes = Vec::new();
+        shown.to_writer(&mut bytes).unwrap();
+        // Its place in the reply, and the rest of that.
+        let longest = bytes.len() + 16;
+        assert!(longest * A_REPLY < (16 << 20) - 65_536, "{longest}");
     }
 
     #[test]

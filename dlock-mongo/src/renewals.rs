@@ -5,7 +5,7 @@
 
 use crate::{
     batches::Server,
-    commands::{self, AT_MOST, Sole},
+    commands::{self, A_REPLY, AT_MOST, Sole},
     document::found,
     error,
 };
@@ -169,6 +169,7 @@ fn unanswered() -> DriverError {
 
 /// Entries of one command. The limit keeps the command short, so that the server lets others run in between.
 const A_COMMAND: usize = 250;
+const _: () = assert!(A_COMMAND <= A_REPLY, "one reply tells of all of them");
 /// Commands of one batch in flight at a time.
 const IN_FLIGHT: usize = 2;
 /// The most entries that the core puts in a batch.

@@ -2,7 +2,7 @@
 
 use crate::{
     batches::{Frees, Server, Takes, policy},
-    commands::{self, Before, Sole},
+    commands::{self, A_REPLY, Before, Sole},
     config::MongoConfig,
     connection::Connection,
     deployment::Kind,
@@ -66,15 +66,23 @@ impl MongoStore {
 
     async fn find(&self, names: &[LockName], class: Class, level: &str) -> Result<Read> {
         let connection = self.connection();
-        let find = commands::find(connection.collection(), names.iter(), level);
-        let reply = connection.run(class, find).await?;
-        let found: Vec<Seen> = batch(&reply).filter_map(Seen::read).collect();
+        let mut found: Vec<Seen> = Vec::new();
+        for some in names.chunks(A_REPLY) {
+            let find = commands::find(connection.collection(), some.iter(), level);
+            let reply = connection.run(class, find).await?;
+            let before = found.len();
+            found.extend(batch(&reply).filter_map(Seen::read));
+            if let Some(seen) = found.get(before) {
+                connection.observe(seen.time);
+            }
+        }
         let time = match found.first() {
+            // The earliest one: the write judges ends by the server's time again, and what is left of a lease counts
+            // from before the request.
             Some(seen) => seen.time,
             // No document shows the time. None of these decisions is about an end, so the time may be later.
             None => connection.hello().await?.1,
         };
-        connection.observe(time);
         Ok(Read::of(time, names, found.into_iter().map(Seen::row)))
     }
 
@@ -155,7 +163,7 @@ impl RecordStore for MongoStore {
     }
 
     async fn list(&self, prefix: &str, after: &[u8], limit: usize) -> Result<Listed> {
-        let after = String::from_utf8_lossy(after);
+        let (after, limit) = (String::from_utf8_lossy(after), limit.min(A_REPLY));
         let connection = self.connection();
         let level = self.server.kind.proven();
         let page = commands::page(connection.collection(), (prefix, &after), limit, level);

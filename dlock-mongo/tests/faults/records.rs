@@ -2,7 +2,7 @@
 
 use crate::testbed::{SECOND, Testbed};
 use dlock_core::{
-    Broken, Effect, ErrorKind, FencingToken, HoldId, HolderInfo,
+    Broken, Effect, ErrorKind, FencingToken, HoldId, HolderInfo, MAX_SHARERS,
     driver::{Acquired, DistributedLock, DriverError, Lane, Release, Released, Renew, Renewed},
 };
 use dlock_mongo::MongoDriver;
@@ -273,6 +273,49 @@ async fn a_damaged_document_is_told_and_a_break_replaces_it() {
         let next = t.granted(&t.acquire(field, SECOND)).await.token;
         assert!(next > token, "{next:?} after {token:?}");
     }
+}
+
+/// The server ends a reply at 16 MiB, and says nothing of the documents that it leaves out.
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_of_which_no_single_reply_can_tell_are_all_renewed_and_listed() {
+    let t = Testbed::start().await;
+    let first = t.acquire("n000", SECOND * 300);
+    t.granted(&first).await;
+    let mut large = t.document("n000").await;
+    let end = *large.get_datetime("until").unwrap();
+    let mut holds = large.get_array("holds").unwrap().clone();
+    for hold in 1..u64::from(MAX_SHARERS) {
+        holds.push(doc! { "id": format!("{:016x}", hold << 32), "end": end }.into());
+    }
+    large.insert("holds", holds);
+    // Of 50 KB each.
+    let names: Vec<_> = (1..350).map(|at| format!("n{at:03}")).collect();
+    for some in names.chunks(50) {
+        let some = some.iter().map(|name| {
+            let mut one = large.clone();
+            one.insert("_id", name);
+            one
+        });
+        t.locks().insert_many(some).await.unwrap();
+    }
+    let proof = |name: &String| Renew::new(name.parse().unwrap(), first.owner, first.hold, None);
+    let proofs: Vec<_> = names.iter().map(proof).collect();
+    let give_up = t.soon() + SECOND * 60;
+    let answers = t.driver.renew(Lane(0), &proofs, give_up).await.unwrap();
+    for (name, answer) in names.iter().zip(answers) {
+        let is_held = matches!(answer, Ok(Renewed::Until { .. }));
+        assert!(is_held, "{name}: {answer:?}");
+    }
+    let (mut listed, mut from) = (0, None);
+    loop {
+        let page = t.driver.list("n", from.as_ref(), 1_000).await.unwrap();
+        listed += page.found.len();
+        from = page.next;
+        if from.is_none() {
+            break;
+        }
+    }
+    assert_eq!(listed, 350);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -275,6 +275,11 @@ pub(crate) fn hello() -> Document {
     doc! { "hello": 1, "comment": "dlock hello", "maxTimeMS": AT_MOST }
 }
 
+/// Asks for the configuration of the replica set, of the database `admin`.
+pub(crate) fn set_config() -> Document {
+    doc! { "replSetGetConfig": 1, "comment": "dlock config", "maxTimeMS": AT_MOST }
+}
+
 /// The options with which the collection was created, if it exists.
 pub(crate) fn collection_of(name: &str) -> Document {
     doc! {

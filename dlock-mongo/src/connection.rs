@@ -9,7 +9,7 @@
 use crate::{
     commands,
     config::MongoConfig,
-    deployment::Kind,
+    deployment::{Kind, voters},
     document::{batch, micros},
     error::{self, Answer},
     sending::{PermitPools, RequestPermits},
@@ -212,6 +212,14 @@ impl Connection {
         let time = time.ok_or_else(error::garbled)?;
         self.observe(time);
         Ok((hello, time))
+    }
+
+    /// How many members of the replica set vote; `None` where the user may not read it.
+    pub(crate) async fn voters(&self) -> Option<usize> {
+        let database = self.database.client().database("admin");
+        let asked = async move { database.run_command(commands::set_config()).await };
+        let config = self.runtime.spawn(asked).await.ok()?;
+        voters(&config.ok()?)
     }
 
     /// How many times a member was lost so far, as the native client's monitors saw it. For the application's

@@ -2,7 +2,7 @@
 
 use crate::error;
 use dlock_core::driver::{DriverError, Finding};
-use mongodb::bson::Document;
+use mongodb::bson::{Bson, Document};
 
 /// The kind of deployment that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +58,12 @@ impl Kind {
         })
     }
 
-    /// What the answer to `hello` means for a lock.
-    pub(crate) fn findings(self, hello: &Document) -> Vec<Finding> {
+    /// What the answer to `hello` means for a lock, and the number of voting members where it is known: `hello` does
+    /// not show whether a member of priority 0 votes, nor hidden members.
+    pub(crate) fn findings(self, hello: &Document, voters: Option<usize>) -> Vec<Finding> {
         let members = |key| hello.get_array(key).map_or(0, Vec::len);
-        let (data, arbiters) = (members("hosts") + members("passives"), members("arbiters"));
+        let (electable, passive) = (members("hosts"), members("passives"));
+        let (data, arbiters) = (electable + passive, members("arbiters"));
         match self {
             Self::Standalone => vec![Finding::warning(
                 "a standalone server keeps locks no longer than its disk does, and waiters poll",
@@ -78,12 +80,28 @@ impl Kind {
                 ),
                 "replace the arbiter by a member with data",
             )],
-            Self::Replicated => vec![Finding::voters(
-                format!("the replica set has {data} members"),
-                data,
-            )],
+            Self::Replicated => match voters.or((passive == 0).then_some(electable)) {
+                Some(voters) => vec![Finding::voters(
+                    format!("the replica set has {voters} voting members"),
+                    voters,
+                )],
+                None => vec![Finding::ok(
+                    "not checked: how many members vote; grant the role clusterMonitor to have it checked",
+                )],
+            },
         }
     }
+}
+
+/// The number of voting members in the answer to `replSetGetConfig`.
+pub(crate) fn voters(answer: &Document) -> Option<usize> {
+    let config = answer.get_document("config").ok()?;
+    let has_vote = |member: &&Bson| {
+        let votes = member.as_document().and_then(|it| it.get("votes"));
+        !matches!(votes, Some(Bson::Int32(0) | Bson::Int64(0)))
+    };
+    let members = config.get_array("members").ok()?.iter();
+    Some(members.filter(has_vote).count())
 }
 
 /// `$$NOW` in projections and `let` in updates need MongoDB 5.0.
@@ -91,7 +109,7 @@ const OLDEST: i32 = 13;
 
 #[cfg(test)]
 mod tests {
-    use super::Kind;
+    use super::{Kind, voters};
     use dlock_core::{ErrorKind, driver::Severity};
     use mongodb::bson::doc;
 
@@ -113,21 +131,67 @@ mod tests {
 
     #[test]
     fn members_that_cannot_confirm_are_found() {
-        let severity = |kind: Kind, hello| kind.findings(&hello)[0].severity;
-        let sound = [
-            doc! { "hosts": ["a"] },
-            doc! { "hosts": ["a", "b"], "passives": ["c"] },
-        ];
-        for hello in sound {
-            assert_eq!(severity(Kind::Replicated, hello), Severity::Ok);
+        let set = Kind::Replicated;
+        for (kind, hello, known, severity, words) in [
+            (set, doc! { "hosts": ["a"] }, None, Severity::Ok, "1 voting"),
+            (
+                set,
+                doc! { "hosts": ["a", "b"] },
+                None,
+                Severity::Warning,
+                "2 voting",
+            ),
+            // The third one is hidden.
+            (
+                set,
+                doc! { "hosts": ["a", "b"] },
+                Some(3),
+                Severity::Ok,
+                "3 voting",
+            ),
+            (
+                set,
+                doc! { "hosts": ["a"], "passives": ["b"] },
+                None,
+                Severity::Ok,
+                "not checked",
+            ),
+            (
+                set,
+                doc! { "hosts": ["a"], "passives": ["b"] },
+                Some(2),
+                Severity::Warning,
+                "2 voting",
+            ),
+            (
+                set,
+                doc! { "hosts": ["a", "b"], "arbiters": ["c"] },
+                Some(3),
+                Severity::Warning,
+                "2 members with data and 1 without",
+            ),
+            (
+                Kind::Standalone,
+                doc! {},
+                None,
+                Severity::Warning,
+                "a standalone server",
+            ),
+        ] {
+            let found = kind.findings(&hello, known);
+            assert!(
+                found.len() == 1 && found[0].severity == severity && found[0].what.contains(words),
+                "{hello}, {known:?}: {found:?}"
+            );
         }
-        let weak = [
-            doc! { "hosts": ["a", "b"] },
-            doc! { "hosts": ["a", "b"], "arbiters": ["c"] },
-        ];
-        for hello in weak {
-            assert_eq!(severity(Kind::Replicated, hello), Severity::Warning);
-        }
-        assert_eq!(severity(Kind::Standalone, doc! {}), Severity::Warning);
+    }
+
+    #[test]
+    fn members_without_a_vote_are_not_counted() {
+        let silent = doc! { "_id": 2, "priority": 0, "votes": 0 };
+        let members = [doc! { "_id": 0 }, doc! { "_id": 1, "votes": 1 }, silent];
+        let answer = doc! { "config": { "members": members.to_vec() }, "ok": 1 };
+        assert_eq!(voters(&answer), Some(2));
+        assert_eq!(voters(&doc! { "ok": 1 }), None);
     }
 }

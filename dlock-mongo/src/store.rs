@@ -226,7 +226,11 @@ impl RecordStore for MongoStore {
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let (hello, time) = self.connection().hello().await?;
-        let mut found = self.server.kind.findings(&hello);
+        let voters = match self.server.kind {
+            Kind::Replicated => self.connection().voters().await,
+            Kind::Standalone | Kind::Routed => None,
+        };
+        let mut found = self.server.kind.findings(&hello, voters);
         if self.server.kind != Kind::Standalone {
             found.push(match self.capabilities.wake {
                 Wake::Notify => Finding::ok("the user may open change streams, which wake waiters"),

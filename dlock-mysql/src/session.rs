@@ -64,18 +64,25 @@ fn findings(variables: &HashMap<String, String>) -> Vec<Finding> {
     let mut found = vec![
         Finding::ok("the server takes writes, and sessions keep dlock's settings"),
         match variables.get("innodb_flush_log_at_trx_commit") {
-            Some(flush) if flush != "1" => Finding::warning(
+            // MariaDB's 3 flushes twice.
+            Some(flush) if !["1", "3"].contains(&&**flush) => Finding::warning(
                 format!(
                     "innodb_flush_log_at_trx_commit is {flush}: a crash forgets locks given in its last second, and their tokens"
                 ),
                 "set 1",
             ),
-            _ => Finding::ok("each commit is flushed to the redo log"),
+            _ => Finding::ok("each commit is written to the redo log"),
         },
     ];
-    if is("innodb_doublewrite", &["OFF", "0"]) {
+    if is("innodb_flush_method", &["nosync"]) {
         found.push(Finding::warning(
-            "innodb_doublewrite is off: a crash may damage the table of locks",
+            "innodb_flush_method is nosync: a crash of the machine may lose every lock",
+            "set it to fsync or O_DIRECT",
+        ));
+    }
+    if is("innodb_doublewrite", &["OFF", "0", "DETECT_ONLY"]) {
+        found.push(Finding::warning(
+            "innodb_doublewrite is off or only detects: a crash may damage the table of locks",
             "set it to ON",
         ));
     }
@@ -84,7 +91,7 @@ fn findings(variables: &HashMap<String, String>) -> Vec<Finding> {
             Finding::ok("each commit is flushed to the binary log")
         } else {
             Finding::warning(
-                "sync_binlog is not 1: after a crash a replica may lack locks that were given",
+                "sync_binlog is not 1: a crash of the machine may forget the last locks, or a replica may lack them",
                 "set 1",
             )
         });
@@ -360,12 +367,15 @@ mod tests {
         ];
         assert!(bad(&good).is_empty());
         assert!(bad(&[("log_bin", "OFF"), ("sync_binlog", "0")]).is_empty());
+        assert!(bad(&[("innodb_flush_log_at_trx_commit", "3")]).is_empty());
         for (pairs, word) in [
             (
                 &[("innodb_flush_log_at_trx_commit", "2")][..],
                 "innodb_flush_log_at_trx_commit is 2",
             ),
+            (&[("innodb_flush_method", "nosync")], "nosync"),
             (&[("innodb_doublewrite", "OFF")], "doublewrite"),
+            (&[("innodb_doublewrite", "DETECT_ONLY")], "doublewrite"),
             (&[("log_bin", "ON"), ("sync_binlog", "0")], "sync_binlog"),
             (&[("wsrep_on", "ON")], "Galera"),
         ] {

@@ -83,11 +83,12 @@ impl Flavour {
 }
 
 /// Server variables that tell whether the server can keep a lock.
-const SERVERS: [&str; 8] = [
+const SERVERS: [&str; 9] = [
     "read_only",
     "super_read_only",
     "innodb_read_only",
     "innodb_flush_log_at_trx_commit",
+    "innodb_flush_method",
     "innodb_doublewrite",
     "sync_binlog",
     "log_bin",

@@ -10,13 +10,14 @@ use sqlx::{Row, postgres::PgRow};
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// What is asked: one row. It needs no right but those of a user that takes locks; a standby's state that this user may
-/// not see counts as asynchronous where no standby is waited for.
+/// not see counts as asynchronous where no standby is waited for. A reader of a logical slot cannot be promoted.
 pub(crate) fn settings(table: &str) -> String {
     format!(
         "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
          current_setting('synchronous_commit') AS synchronous_commit, \
          (SELECT relpersistence = 'u' FROM pg_class WHERE oid = {}::regclass::oid) AS unlogged, \
-         EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' \
+         EXISTS (SELECT FROM pg_stat_replication r WHERE state IS DISTINCT FROM 'backup' \
+         AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE active_pid = r.pid AND slot_type = 'logical') \
          AND (sync_state IN ('async', 'potential') OR current_setting('synchronous_commit') IN ('off', 'local') \
          OR sync_state IS NULL AND current_setting('synchronous_standby_names') = '')) AS asynchronous, \
          {} AS dead, (SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::bigint FROM pg_stat_activity \
@@ -143,8 +144,8 @@ fn many_dead(table: &str, dead: i64) -> Option<Finding> {
     (dead >= MANY_DEAD).then(|| {
         Finding::warning(
             format!("the table {table} has {dead} dead row versions, and each request reads some of them"),
-            "end the transaction or drop the replication slot with the oldest backend_xmin in pg_stat_activity, or xmin in \
-             pg_replication_slots",
+            "see that autovacuum is on, and end the transaction or drop the replication slot with the oldest backend_xmin in \
+             pg_stat_activity, or xmin in pg_replication_slots",
         )
     })
 }

@@ -57,6 +57,14 @@ impl EtcdServer {
         let container = Container::start(Image::etcd())?;
         Ok(Self::ours(Etcd, container, |addr| format!("etcd://{addr}")))
     }
+
+    /// Sends a request to the JSON gateway, such as `auth/user/add`, without authentication.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, does not answer within 30 s, or refuses (its answer).
+    pub fn call(&self, what: &str, json: &str) -> io::Result<()> {
+        post(self.addr(), what, json, CALL_LIMIT).map(drop)
+    }
 }
 
 impl Kind for Etcd {
@@ -138,7 +146,7 @@ impl Service for Program {
     }
 }
 
-/// Three servers on loopback that elect a leader. Dropping it ends them. Their shortest lease is a second.
+/// Servers on loopback that elect a leader. Dropping it ends them. Their shortest lease is a second.
 #[derive(Debug)]
 pub struct EtcdCluster {
     servers: Vec<ServerProcess>,
@@ -150,12 +158,20 @@ impl EtcdCluster {
     /// # Errors
     /// As [`EtcdServer::start`].
     pub fn start() -> Result<Self, ServerError> {
-        let ports = (0..3)
+        Self::of(3)
+    }
+
+    /// The same with this number of servers.
+    ///
+    /// # Errors
+    /// As [`EtcdServer::start`].
+    pub fn of(members: usize) -> Result<Self, ServerError> {
+        let ports = (0..members)
             .map(|_| free_port())
             .collect::<io::Result<Vec<_>>>()
             .map_err(ServerError::system(PROGRAM, "find ports for"))?;
         let program = program()?;
-        let members = (0..3).map(|at| Program {
+        let members = (0..members).map(|at| Program {
             program: program.clone(),
             options: Vec::new(),
             cluster: Some((at, ports.clone())),
@@ -164,7 +180,7 @@ impl EtcdCluster {
         Ok(Self { servers })
     }
 
-    /// The address of all three for clients.
+    /// The address of all of them for clients.
     #[must_use]
     pub fn url(&self) -> String {
         let hosts: Vec<_> = self
@@ -178,7 +194,7 @@ impl EtcdCluster {
     /// One server's process.
     ///
     /// # Panics
-    /// When there is no such server; there are 0, 1 and 2.
+    /// When there is no such server; they are counted from 0.
     #[must_use]
     pub fn server(&self, at: usize) -> &ServerProcess {
         &self.servers[at]
@@ -200,15 +216,24 @@ impl EtcdCluster {
 
 /// Sends a request without arguments; the answer is JSON. A list of members is answered when there is a leader.
 fn ask(addr: SocketAddr, what: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&addr, ANSWER)?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    post(addr, what, "{}", ANSWER)
+}
+
+/// The answer of the JSON gateway, with its headers; a refusal is an error.
+fn post(addr: SocketAddr, what: &str, json: &str, limit: Duration) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&addr, limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    let length = json.len();
     let request = format!(
-        "POST /v3/{what} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}"
+        "POST /v3/{what} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{json}"
     );
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    Ok(answer)
+    match answer.split(' ').nth(1) {
+        Some("200") => Ok(answer),
+        _ => Err(io::Error::other(answer)),
+    }
 }
 
 /// Whether a server there has a leader.
@@ -239,3 +264,5 @@ const CLUSTER_OPTIONS: &str = "--heartbeat-interval 50 --election-timeout 500 --
 
 /// A server that starts may accept and not answer.
 const ANSWER: Duration = Duration::from_millis(300);
+/// Longer than any request takes: a new password is hashed slowly on purpose.
+const CALL_LIMIT: Duration = Duration::from_secs(30);

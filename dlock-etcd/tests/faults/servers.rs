@@ -6,7 +6,7 @@ use crate::bed::{
 };
 use dlock_conformance::testbed::{EtcdServer, Proxy, proxy::Direction};
 use dlock_core::{
-    Broken, Client, Clock, Effect, ErrorKind, HoldId, Lease, Owner,
+    Broken, Client, Clock, Effect, ErrorKind, HoldId, Lease, Owner, Severity,
     driver::{Acquire, DistributedLock, Release},
 };
 use dlock_etcd::{
@@ -251,6 +251,12 @@ async fn a_full_server_refuses_and_keeps_what_is_held() {
         "{error}"
     );
     assert!(error.to_string().contains("quota"), "{error}");
+    let found = driver.diagnose().await.expect("it works");
+    let mut void = found.iter().filter(|it| it.severity == Severity::Void);
+    assert!(
+        void.any(|it| it.what.contains("the alarm NOSPACE is raised")),
+        "{found:?}"
+    );
     // Renewals write nothing.
     sleep(LEASE * 2).await;
     guard.check().expect("it works");

@@ -405,6 +405,7 @@ async fn every_command_has_a_time_limit_and_every_write_a_majority() {
         "insert dlock make",
         "listCollections",
         "listIndexes",
+        "replSetGetConfig dlock config",
         "update dlock acquire",
         "update dlock release",
         "update dlock renew",

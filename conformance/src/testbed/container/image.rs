@@ -107,7 +107,7 @@ impl Image {
                 return false;
             };
             if !mongo::is_member(&hello) {
-                drop(mongo::begin(&[addr], addr));
+                drop(mongo::begin(&[addr], None, addr));
             }
             mongo::is_primary(&hello)
         };

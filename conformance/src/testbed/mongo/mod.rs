@@ -2,7 +2,7 @@
 
 mod wire;
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document};
 use std::{env, io, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 use url::Url;
 
@@ -14,6 +14,8 @@ use super::{
     running::{Kind, Running, parsed},
     server::{ServerError, ServerProcess, Service, Site},
 };
+
+pub use bson::doc;
 
 /// The deployment of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +60,8 @@ impl MongoServer {
         let server = Self::ours(Mongo { deployment }, process, url_at);
         if deployment == Deployment::ReplicaSet {
             let addr = server.addr();
-            initiate(&[addr], addr).map_err(failed("initiate"))?;
+            let begun = begin(&[addr], None, addr).and_then(|()| primary_of(&[addr]));
+            begun.map_err(failed("initiate"))?;
         }
         Ok(server)
     }
@@ -149,6 +152,14 @@ impl MongoSet {
         Self::start_known_as(members, |own| Ok(own.to_owned()))
     }
 
+    /// The same with one more member, an arbiter: it votes and has no data.
+    ///
+    /// # Errors
+    /// As [`MongoServer::start`].
+    pub fn start_with_arbiter(members: usize) -> Result<Self, ServerError> {
+        Self::form(members + 1, true, |own| Ok(own.to_owned()))
+    }
+
     /// The same with members that know each other by other addresses, such as those of proxies in front
     /// of them.
     ///
@@ -158,19 +169,28 @@ impl MongoSet {
         members: usize,
         known_as: impl FnOnce(&[SocketAddr]) -> io::Result<Vec<SocketAddr>>,
     ) -> Result<Self, ServerError> {
+        Self::form(members, false, known_as)
+    }
+
+    fn form(
+        members: usize,
+        has_arbiter: bool,
+        known_as: impl FnOnce(&[SocketAddr]) -> io::Result<Vec<SocketAddr>>,
+    ) -> Result<Self, ServerError> {
         let members = (0..members)
             .map(|_| ServerProcess::start(Mongod::new(Deployment::ReplicaSet, &[])?))
             .collect::<Result<Vec<_>, _>>()?;
         let own: Vec<_> = members.iter().map(ServerProcess::addr).collect();
-        let begin = || {
+        let initiate = || {
             let names = known_as(&own)?;
-            initiate(&names, own[0])?;
+            let arbiter = names.last().copied().filter(|_| has_arbiter);
+            begin(&names, arbiter, own[0])?;
             let set = Self { members, names };
             set.primary()?;
             set.settled()?;
             Ok(set)
         };
-        begin().map_err(failed("initiate"))
+        initiate().map_err(failed("initiate"))
     }
 
     /// The URL of the set for clients.
@@ -196,14 +216,16 @@ impl MongoSet {
         primary_of(&own)
     }
 
-    /// Waits until every member is a primary or a secondary: before that it neither votes nor can be elected.
+    /// Waits until every member is a primary, a secondary or an arbiter: before that it neither votes nor can be
+    /// elected.
     ///
     /// # Errors
     /// When they are not within 30 s.
     pub fn settled(&self) -> io::Result<()> {
         let is_settled = |member: &ServerProcess| {
             let hello = hello(member.addr()).unwrap_or_default();
-            is_primary(&hello) || hello.get_bool("secondary") == Ok(true)
+            let is = |role: &str| hello.get_bool(role) == Ok(true);
+            is_primary(&hello) || is("secondary") || is("arbiterOnly")
         };
         let all = || self.members.iter().all(is_settled).then_some(());
         let late = || io::Error::other("not every member took part in time");
@@ -286,21 +308,18 @@ fn url_at(addr: SocketAddr) -> String {
     format!("mongodb://{addr}/?directConnection=true")
 }
 
-fn initiate(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
-    begin(names, first)?;
-    if names.len() == 1 {
-        primary_of(&[first])?;
-    }
-    Ok(())
-}
-
 /// Initiates a set of these members. On a second call, the server answers that the set exists and does
 /// nothing.
-pub(super) fn begin(names: &[SocketAddr], first: SocketAddr) -> io::Result<()> {
-    let members: Vec<Bson> = (0..)
-        .zip(names)
-        .map(|(id, name): (i32, _)| doc! {"_id": id, "host": name.to_string()}.into())
-        .collect();
+pub(super) fn begin(
+    names: &[SocketAddr],
+    arbiter: Option<SocketAddr>,
+    first: SocketAddr,
+) -> io::Result<()> {
+    let member = |(id, name): (i32, &SocketAddr)| {
+        let is_arbiter = arbiter == Some(*name);
+        doc! {"_id": id, "host": name.to_string(), "arbiterOnly": is_arbiter}.into()
+    };
+    let members: Vec<Bson> = (0..).zip(names).map(member).collect();
     let settings = doc! {
         "electionTimeoutMillis": 1000,
         "heartbeatIntervalMillis": 200,

@@ -1,4 +1,4 @@
-//! ZooKeeper ensemble of three servers.
+//! ZooKeeper ensemble of several servers.
 
 use super::{
     super::{
@@ -9,7 +9,7 @@ use super::{
 };
 use std::{fmt::Write as _, fs, io, net::SocketAddr, process::Command, time::Duration};
 
-/// An ensemble of three servers on loopback. Dropping it ends them.
+/// An ensemble of servers on loopback. Dropping it ends them.
 #[derive(Debug)]
 pub struct ZooKeeperEnsemble {
     servers: Vec<ServerProcess>,
@@ -21,10 +21,18 @@ impl ZooKeeperEnsemble {
     /// # Errors
     /// [`ServerError`]: without Java or the jars, when one ends, or when they do not agree in time.
     pub fn start(options: &ZooKeeperOptions) -> Result<Self, ServerError> {
-        Self::start_seen_as(options, |_, _, own| Ok(own))
+        Self::of(3, options)
     }
 
-    /// The same with servers that reach each other's data ports at other addresses, such as proxies:
+    /// The same with this number of servers.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn of(size: usize, options: &ZooKeeperOptions) -> Result<Self, ServerError> {
+        Self::form(size, options, |_, _, own| Ok(own))
+    }
+
+    /// Three servers that reach each other's data ports at other addresses, such as proxies:
     /// `seen_as` gets the connecting server, the target, and the port on which the target listens.
     /// Elections bypass it.
     ///
@@ -32,16 +40,24 @@ impl ZooKeeperEnsemble {
     /// As [`start`](Self::start), and any error of `seen_as`.
     pub fn start_seen_as(
         options: &ZooKeeperOptions,
+        seen_as: impl FnMut(usize, usize, u16) -> io::Result<u16>,
+    ) -> Result<Self, ServerError> {
+        Self::form(3, options, seen_as)
+    }
+
+    fn form(
+        size: usize,
+        options: &ZooKeeperOptions,
         mut seen_as: impl FnMut(usize, usize, u16) -> io::Result<u16>,
     ) -> Result<Self, ServerError> {
         let failed = ServerError::system(SERVER, "find ports for");
         let java = Java::find()?;
         let mut links = Vec::new();
-        for _ in 0..SIZE {
+        for _ in 0..size {
             links.push((free_port().map_err(&failed)?, free_port().map_err(&failed)?));
         }
         let mut members = Vec::new();
-        for id in 0..SIZE {
+        for id in 0..size {
             let mut seen = links.clone();
             for (other, (data, _)) in seen.iter_mut().enumerate().filter(|(at, _)| *at != id) {
                 *data = seen_as(id, other, *data).map_err(&failed)?;
@@ -55,13 +71,13 @@ impl ZooKeeperEnsemble {
         }
         let servers = ServerProcess::start_all(members.into_iter())?;
         let ensemble = Self { servers };
-        ensemble.until("all three serve", |modes| {
+        ensemble.until("all of them serve", |modes| {
             modes.iter().all(|mode| !mode.is_empty())
         })?;
         Ok(ensemble)
     }
 
-    /// The address of all three for clients.
+    /// The address of all of them for clients.
     #[must_use]
     pub fn url(&self) -> String {
         let hosts = self.servers.iter().map(|server| server.addr().to_string());
@@ -72,7 +88,7 @@ impl ZooKeeperEnsemble {
     /// One server's process.
     ///
     /// # Panics
-    /// When there is no such server; there are 0, 1 and 2.
+    /// When there is no such server; they are counted from 0.
     #[must_use]
     pub fn server(&self, at: usize) -> &ServerProcess {
         &self.servers[at]
@@ -87,13 +103,13 @@ impl ZooKeeperEnsemble {
     /// The index of the leader, if there is one now.
     #[must_use]
     pub fn leader(&self) -> Option<usize> {
-        (0..SIZE).find(|at| self.mode(*at) == "leader")
+        (0..self.servers.len()).find(|at| self.mode(*at) == "leader")
     }
 
     /// The index of a follower.
     #[must_use]
     pub fn follower(&self) -> Option<usize> {
-        (0..SIZE).find(|at| self.mode(*at) == "follower")
+        (0..self.servers.len()).find(|at| self.mode(*at) == "follower")
     }
 
     /// Waits until there is a leader and at least one follower.
@@ -108,7 +124,8 @@ impl ZooKeeperEnsemble {
     }
 
     fn until(&self, what: &str, done: impl Fn(&[String]) -> bool) -> Result<(), ServerError> {
-        let modes = || (0..SIZE).map(|at| self.mode(at)).collect::<Vec<_>>();
+        let servers = 0..self.servers.len();
+        let modes = || servers.clone().map(|at| self.mode(at)).collect::<Vec<_>>();
         let is_done = || done(&modes()).then_some(());
         poll(AGREE_LIMIT, POLL_INTERVAL, is_done).ok_or_else(|| {
             let logs = self.servers.iter().map(|server| last_lines(&server.log()));
@@ -135,7 +152,7 @@ fn last_lines(log: &str) -> String {
     format!("\n{}\n", last.join("\n"))
 }
 
-/// One of the three child processes.
+/// One of the child processes.
 #[derive(Debug)]
 struct Member {
     java: Java,
@@ -170,7 +187,6 @@ impl Service for Member {
     }
 }
 
-const SIZE: usize = 3;
 /// Elections take some hundred milliseconds on an idle machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
 /// A poll is a connection to each of them, and a line in its log.

@@ -1,4 +1,4 @@
-//! ZooKeeper: one server, or an ensemble of three, and its four-letter words.
+//! ZooKeeper: one server, or an ensemble of several, and its four-letter words.
 
 mod ensemble;
 

@@ -2,6 +2,11 @@
 //!
 //! All keys of a lock have one slot. Each node says which master has a slot and at which epoch; the claim with the
 //! greatest epoch counts, as it does among the nodes.
+//!
+//! Epochs are compared among the answers of one round only, not with the map of an earlier round: a cluster that is
+//! reset begins with small ones again. So where only a node that lags answers in time, its older map counts until the
+//! next round. It gives no lock twice: a master that lost a slot refuses requests for it, and one that is cut off
+//! serves for `cluster-node-timeout` at most.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -4,7 +4,7 @@ use crate::{
     args::{Cli, Command},
     exit::Exit,
 };
-use dlock::{Error, HolderInfo, Mode, Snapshot};
+use dlock::{Error, ErrorKind, HolderInfo, Mode, Snapshot};
 use rustix::fs::{FileType, OFlags};
 use serde_json::{Value, json};
 use std::{
@@ -142,6 +142,8 @@ impl Output {
             }
             source = cause.source();
         }
+        // To the library a presence is a lease, too.
+        message = message.replace("presence: the lease (", "dlock.presence (");
         if let Some(lease) = self.lease {
             // To the library it is the lease, and to ZooKeeper the session that we asked for.
             for word in ["the lease", "dlock.session"] {
@@ -151,6 +153,10 @@ impl Output {
                 );
                 message = message.replace(&said, &typed);
             }
+        }
+        if error.kind() == ErrorKind::Unsupported {
+            // Only the URL can have asked for another one.
+            message = message.replace("the lease (", "dlock.lease (");
         }
         let name = error.name().map(ToString::to_string);
         self.problem(&kind(error), &message, error.backend(), name.as_deref());

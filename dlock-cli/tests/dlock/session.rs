@@ -57,9 +57,16 @@ fn the_lease_is_that_of_the_session() {
 #[test]
 fn a_lease_that_is_shorter_than_the_session_is_refused_as_it_was_typed() {
     let url = format!("{}?dlock.session=10s", url());
-    let out = run(at(&url, &["exec", "--lease", "5s", "short", "--", "true"])).expect(64);
-    let words = "--lease (5s) must be at least the session (10s)";
-    assert!(out.stderr.contains(words), "{out:?}");
+    let by_url = format!("{url}&dlock.lease=5s");
+    for (url, lease, typed) in [
+        (&url, &["--lease", "5s"][..], "--lease"),
+        (&by_url, &[], "dlock.lease"),
+    ] {
+        let args = [&["exec"][..], lease, &["short", "--", "true"]].concat();
+        let out = run(at(url, &args)).expect(64);
+        let words = format!("{typed} (5s) must be at least the session (10s)");
+        assert!(out.stderr.contains(&words), "{out:?}");
+    }
 }
 
 #[test]

@@ -92,6 +92,12 @@ fn etcd() {
         let told = format!("{}{}", out.stdout, out.stderr);
         assert!(told.contains("--lease (500ms) must be between"), "{told}");
     }
+    for setting in ["dlock.lease", "dlock.presence"] {
+        let url = format!("{}?{setting}=500ms", store.url);
+        let out = run(at(&url, &["exec", "short", "--", "true"])).expect(64);
+        let words = format!("{setting} (500ms) must be between");
+        assert!(out.stderr.contains(&words), "{out:?}");
+    }
 }
 
 #[test]

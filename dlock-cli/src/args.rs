@@ -388,14 +388,16 @@ impl Cli {
                 "--min-hold ({least}) must not exceed --max-hold ({most})"
             ));
         }
-        if let Some(folder) = exec.metrics_file.as_deref().and_then(Path::parent)
-            && folder != Path::new("")
-            && !folder.is_dir()
-        {
-            return Some(format!(
-                "--metrics-file: there is no directory {}",
-                folder.display()
-            ));
+        if let Some(file) = &exec.metrics_file {
+            let path = file.display();
+            let folder = file.parent().filter(|folder| *folder != Path::new(""));
+            if file.is_dir() {
+                return Some(format!("--metrics-file: {path} is a directory"));
+            }
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                let folder = folder.display();
+                return Some(format!("--metrics-file: there is no directory {folder}"));
+            }
         }
         let locks = exec.also.len() + 1;
         (locks > MAX_LOCKS).then(|| {
@@ -443,7 +445,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 fn time(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds)
-            .map_err(|error| format!("{text} s is no time: {error}")),
+            .map_err(|_| "must be between 0 and 1e19 seconds".to_owned()),
         Err(_) => parse_span(text),
     }
 }

@@ -19,7 +19,7 @@ mod withdraw;
 
 use args::{Cli, Command, Doctor, Exec, Lead, as_typed};
 use clap::{
-    Parser,
+    CommandFactory, Parser,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use dlock::{Client, Error, HolderInfo, Lease};
@@ -105,18 +105,7 @@ fn unread(mut error: clap::Error) -> Exit {
         };
         error.insert(kind, named);
     }
-    let stray = error.kind() == ErrorKind::UnknownArgument
-        && matches!(
-            error.get(ContextKind::InvalidArg),
-            Some(ContextValue::String(arg)) if !arg.starts_with('-')
-        );
-    let runs = options.iter().find(|arg| *arg == "exec" || *arg == "lead");
-    if let (true, Some(runs)) = (stray, runs) {
-        let tip =
-            format!("the command of {runs} comes after --: dlock {runs} NAME -- COMMAND [ARG]...");
-        let tip = ContextValue::StyledStrs(vec![tip.into()]);
-        error.insert(ContextKind::Suggested, tip);
-    }
+    advise(&mut error, &options);
     if help {
         return error.print().map_or(Exit::OUTPUT, |()| Exit::DONE);
     }
@@ -128,6 +117,53 @@ fn unread(mut error: clap::Error) -> Exit {
     }
     Exit::USAGE
 }
+
+/// Advises on a word out of its place. These are the words before `--`.
+fn advise(error: &mut clap::Error, options: &[String]) {
+    let place = match error.kind() {
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        _ => return,
+    };
+    let Some(ContextValue::String(stray)) = error.get(place) else {
+        return;
+    };
+    let stray = stray.clone();
+    let runs = options.iter().find(|arg| *arg == "exec" || *arg == "lead");
+    let after_url = options.iter().skip_while(|arg| *arg != "--url").nth(1);
+    let taken = after_url.filter(|word| Cli::command().find_subcommand(word).is_some());
+    let tip = if let Some((scheme, _)) = stray.split_once("://") {
+        // The rest may hold a password.
+        error.insert(place, ContextValue::String(format!("{scheme}://...")));
+        Some("give the URL of the store as --url URL".to_owned())
+    } else if let Some(word) = taken {
+        Some(format!("--url took {word:?} for the URL"))
+    } else if stray.starts_with('-') {
+        None
+    } else if env::args_os().any(|arg| arg == "--") {
+        runs.map(|_| ONE_NAME.to_owned())
+    } else {
+        runs.map(|runs| {
+            format!("the command of {runs} comes after --: dlock {runs} NAME -- COMMAND [ARG]...")
+        })
+    };
+    let mut tips = match error.remove(ContextKind::Suggested) {
+        Some(ContextValue::StyledStrs(tips)) => tips,
+        _ => Vec::new(),
+    };
+    // "to pass '-1' as a value, use '-- -1'": what stands after -- is the command.
+    tips.retain(|tip| !tip.to_string().starts_with("to pass "));
+    if let Some(tip) = tip {
+        tips = vec![tip.into()];
+    }
+    if !tips.is_empty() {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+}
+
+/// Of exec and lead.
+const ONE_NAME: &str =
+    "one NAME stands before --: quote a value that has a blank; exec takes more locks by --also";
 
 fn start(cli: Cli, store: &Store, record: &mut Record, output: &Output) -> io::Result<Exit> {
     // The other commands change nothing that a signal could leave half done.

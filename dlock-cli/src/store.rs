@@ -42,7 +42,10 @@ impl Store {
                     "neither --url, --url-file nor ${URL} names the store, and this dlock was built without sqlite, whose file is the default"
                 ));
             }
-            None => default(|variable| env::var_os(variable))?,
+            None => {
+                is_default_meant(&cli.command)?;
+                default(|variable| env::var_os(variable))?
+            }
         };
         is_built(&url)?;
         if !matches!(cli.command, Command::Schema) {
@@ -73,25 +76,69 @@ fn given(cli: &Cli, output: &Output) -> Result<Option<String>, String> {
                 "the password in --url is visible to every user of this machine (ps): put the URL into $DLOCK_URL or --url-file",
             );
         }
-        return Ok(Some(url.clone()));
+        return Ok(Some(url.trim().to_owned()));
     }
     if let Some(path) = &cli.url_file {
+        // What cannot be read is shown, and a URL may have a password.
+        if path.to_string_lossy().contains("://") {
+            return Err(
+                "--url-file takes the path of a file that holds the URL: give a URL as --url"
+                    .to_owned(),
+            );
+        }
         if is_stdin(path) && hold_file(&cli.command).is_some_and(is_stdin) {
             return Err("--url-file and --hold-file cannot both be standard input".to_owned());
         }
         return secret::read(path, output).map(Some);
     }
-    match env::var_os(URL) {
+    let Some(url) = env::var_os(URL) else {
+        return Ok(None);
+    };
+    match url.to_str().map(str::trim) {
         // A variable that was to be filled in, and was not: locks of this machine would take nothing from others.
-        Some(url) if url.is_empty() => Err(format!(
+        Some("") => Err(format!(
             "${URL} is empty: let it name the store, or unset it for locks of this machine in the default file"
         )),
-        Some(url) => match url.into_string() {
-            Ok(url) => Ok(Some(url)),
-            Err(_) => Err(format!("${URL} is not UTF-8")),
-        },
-        None => Ok(None),
+        Some(url) => Ok(Some(url.to_owned())),
+        None => Err(format!("${URL} is not UTF-8")),
     }
+}
+
+/// Refuses the default file where a URL stands in the place of a lock's name, or in a variable of nearly the right name:
+/// the lock would exclude no other machine. A URL may have a password, so it is not shown.
+fn is_default_meant(command: &Command) -> Result<(), String> {
+    let name: &str = match command {
+        Command::Exec(Exec { run, .. }) | Command::Lead(Lead { run }) => &run.name,
+        Command::Acquire(acquire) => &acquire.name,
+        _ => "",
+    };
+    if is_url(name) {
+        return Err(
+            "NAME is the URL of a store: give that as --url URL, and a name for the lock"
+                .to_owned(),
+        );
+    }
+    let resembles = |key: &OsString| {
+        let key = key.to_string_lossy().to_ascii_uppercase();
+        let rest = key.strip_prefix("DLOCK");
+        rest.is_some_and(|rest| !rest.trim_start_matches('_').contains('_'))
+    };
+    let mut variables = env::vars_os().filter(|(key, _)| resembles(key));
+    match variables.find(|(_, value)| is_url(&value.to_string_lossy())) {
+        Some((key, _)) => Err(format!(
+            "the URL of a store is in ${}, and dlock reads ${URL}",
+            key.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether a text is the URL of a store, and not only a name with a colon.
+fn is_url(text: &str) -> bool {
+    stores(text).any(|url| {
+        let mut parts = url.split(':').skip(1);
+        parts.next().is_some_and(|rest| rest.starts_with('/')) && backend(url).is_some()
+    })
 }
 
 fn hold_file(command: &Command) -> Option<&Path> {
@@ -137,15 +184,22 @@ const BACKENDS: [(&[&str], &str, bool); 8] = [
 /// Refuses a store that is not built in.
 fn is_built(url: &str) -> Result<(), String> {
     iter::once(url).chain(stores(url)).try_for_each(|url| {
-        let scheme = url.split([':', '+']).next().unwrap_or_default();
-        let scheme = scheme.to_ascii_lowercase();
-        let mut backends = BACKENDS.iter();
-        match backends.find(|(schemes, ..)| schemes.contains(&&*scheme)) {
-            Some((_, feature, false)) => Err(format!(
+        match backend(url) {
+            Some((scheme, feature, false)) => Err(format!(
                 "this dlock was built without {scheme}: build it with `cargo install --locked --profile dist --path dlock-cli --features {feature}`"
             )),
             _ => Ok(()),
         }
+    })
+}
+
+/// The scheme of a URL without `+tls` and the like, the feature of its store, and whether it is built in.
+fn backend(url: &str) -> Option<(&'static str, &'static str, bool)> {
+    let scheme = url.split([':', '+']).next()?;
+    BACKENDS.iter().find_map(|(schemes, feature, built)| {
+        let mut schemes = schemes.iter();
+        let scheme = schemes.find(|known| known.eq_ignore_ascii_case(scheme))?;
+        Some((*scheme, *feature, *built))
     })
 }
 

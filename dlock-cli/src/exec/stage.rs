@@ -71,8 +71,13 @@ impl Stage {
             return Exit::USAGE;
         };
         let error = Command::new(program).args(args).exec();
+        let is_text = args.is_empty() && program.to_string_lossy().contains(' ');
         let program = program.display();
         let (why, exit) = match error.kind() {
+            ErrorKind::NotFound if is_text => (
+                "not found (text for the shell comes after -c)".to_owned(),
+                Exit::NOT_FOUND,
+            ),
             ErrorKind::NotFound => (
                 "not found (is it on PATH? does its interpreter exist?)".to_owned(),
                 Exit::NOT_FOUND,

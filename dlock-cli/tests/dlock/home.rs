@@ -55,6 +55,37 @@ fn a_home_that_is_another_in_each_directory_is_refused() {
 }
 
 #[test]
+fn a_url_out_of_its_place_is_refused_and_not_taken_for_the_default_file() {
+    let desk = Desk::new();
+    let url = "redis://:canary@127.0.0.1:1/";
+    let exec = |name| ["exec", name, "--", "echo", "ran"];
+    let refused = |command, words: &str| {
+        let out = run(command).expect(64);
+        assert!(out.stderr.contains(words), "{out:?}");
+        assert!(!out.stderr.contains("canary"), "{out:?}");
+        assert!(out.stdout.is_empty() && !desk.path("state").exists());
+    };
+    let quorum = format!("quorum:{url} redis://b redis://c");
+    for name in [url, &quorum, "SQLite:/x"] {
+        refused(home(&desk, &exec(name)), "--url URL");
+    }
+    refused(home(&desk, &["lead", url, "--", "true"]), "--url URL");
+    refused(home(&desk, &["acquire", url]), "--url URL");
+    for variable in ["DLOCK_URI", "DLOCKURL", "dlock_url"] {
+        let mut command = home(&desk, &exec("x"));
+        command.env(variable, url);
+        let words = format!("${variable}, and dlock reads $DLOCK_URL");
+        refused(command, &words);
+    }
+    // A name may have a colon, and a store that is named makes any name right.
+    ran(&desk, &exec("redis:cache")).expect(0);
+    let file = format!("sqlite:{}", desk.text("locks.db"));
+    let mut command = home(&desk, &["--url", &file, "exec", url, "--", "true"]);
+    command.env("DLOCK_URI", url);
+    run(command).expect(0);
+}
+
+#[test]
 fn schema_makes_no_file() {
     let desk = Desk::new();
     ran(&desk, &["schema"]).expect(0);

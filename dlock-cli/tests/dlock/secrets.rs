@@ -42,15 +42,31 @@ fn a_dlock_inside_that_has_no_url_does_not_lock_in_the_default_file() {
 fn the_url_may_be_in_a_file_or_on_standard_input() {
     let (lock, desk) = (name("url-file"), Desk::new());
     ran(&["acquire", &lock]).expect(0);
-    let path = file(&desk, &format!("{}\n", server().url()), 0o600);
-    for source in [path.as_str(), "-"] {
-        let mut command = at("redis://127.0.0.1:1/", &["--url-file", source]);
-        command.args(["--json", "inspect", &lock]);
-        command.stdin(fs::File::open(&path).unwrap());
-        let out = run(command).expect(0);
-        assert_eq!(out.json()["held"], true);
-        assert_eq!(out.stderr, "");
+    for end in ["", "\n", "\r\n"] {
+        let path = file(&desk, &format!("{}{end}", server().url()), 0o600);
+        for source in [path.as_str(), "-"] {
+            let mut command = at("redis://127.0.0.1:1/", &["--url-file", source]);
+            command.args(["--json", "inspect", &lock]);
+            command.stdin(fs::File::open(&path).unwrap());
+            let out = run(command).expect(0);
+            assert_eq!(out.json()["held"], true);
+            assert_eq!(out.stderr, "");
+        }
     }
+}
+
+#[test]
+fn a_blank_beside_a_url_is_no_part_of_it() {
+    let desk = Desk::new();
+    let url = format!("sqlite:{}", desk.text("locks.db"));
+    run(at(&url, &["acquire", "--lease", "10m", "x"])).expect(0);
+    let exec = ["exec", "-n", "x", "--", "true"];
+    for beside in [format!("{url} "), format!(" {url}\n")] {
+        run(at(&beside, &exec)).expect(1);
+        let by_option = [&["--url", &beside][..], &exec].concat();
+        run(at("", &by_option)).expect(1);
+    }
+    assert!(run(at(" ", &exec)).expect(64).stderr.contains("is empty"));
 }
 
 #[test]

@@ -114,8 +114,11 @@ type Callback = dyn Fn(&JobReport) + Send + Sync;
 pub enum JobReport {
     /// The job ran to its end.
     Ran,
-    /// Another replica ran it, or still runs it; or this replica came too late for the tick.
+    /// Another replica ran it, or still runs it. The store refuses the lock to this one in either case.
     Skipped,
+    /// This replica noticed the tick later than the [clock difference](Job::clock_difference) and did not ask for the
+    /// lock. Another one may have run it.
+    Late,
     /// The job returned this error.
     Failed(Box<dyn StdError + Send + Sync>),
     /// The lock was lost while the job ran. The future of the job was dropped, unless it had just ended.
@@ -293,6 +296,7 @@ impl Job {
                 };
                 let report = match job.attempt(rest).await {
                     Ok(Some(guard)) => Led::under(guard, &mut work).await.reported().await,
+                    Ok(None) if rest.is_zero() => JobReport::Late,
                     Ok(None) => JobReport::Skipped,
                     Err(error) if error.is_retryable() => JobReport::Unavailable(error),
                     Err(error) => return Err(error),
@@ -384,6 +388,7 @@ impl Job {
         self.lock.engine.classes.store.job(match report {
             JobReport::Ran => JobEnd::Ran,
             JobReport::Skipped => JobEnd::Skipped,
+            JobReport::Late => JobEnd::Late,
             JobReport::Failed(_) => JobEnd::Failed,
             JobReport::Lost(_) => JobEnd::Lost,
             JobReport::Unavailable(_) => JobEnd::Unavailable,

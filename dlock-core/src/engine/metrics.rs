@@ -80,6 +80,7 @@ pub(crate) enum CleanupEnd {
 pub(crate) enum JobEnd {
     Ran,
     Skipped,
+    Late,
     Failed,
     Lost,
     Unavailable,
@@ -339,7 +340,7 @@ impl Class {
 const CLEANUP: [&str; 2] = ["confirmed", "left"];
 
 #[cfg(feature = "metrics")]
-const JOB: [&str; 5] = ["ran", "skipped", "failed", "lost", "unavailable"];
+const JOB: [&str; 6] = ["ran", "skipped", "late", "failed", "lost", "unavailable"];
 
 #[cfg(feature = "metrics")]
 const WAKE_UP: [&str; 5] = ["turn", "first", "free", "session_over", "resync"];

@@ -40,7 +40,7 @@ pub(crate) struct Queue {
     /// How many seats were given out.
     seats: i64,
     /// How many of the waiters want the lock alone.
-    alone: usize,
+    pub(crate) alone: usize,
     /// How many sharers behind the head may ask at once, past the queue: the lock had room for them when one was
     /// granted it last, and none was refused since.
     pub(crate) beside: u32,

@@ -176,6 +176,23 @@ async fn a_sharer_whose_answer_was_lost_beside_the_head_keeps_no_permit() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_has_not_asked_yet_keeps_no_reader_of_another_client_out() {
+    let bench = Bench::new(Wake::Queue);
+    let ((client, faults), (other, _)) = (bench.client(), bench.client());
+    let [here, there] = [&client, &other].map(|client| client.rw_lock("x").unwrap().read());
+    let writer = other.lock("x").unwrap().acquire().await.unwrap();
+    let [first, second] = [(); 2].map(|()| tokio::spawn(here.acquire()));
+    time::sleep(MOMENT).await;
+    faults.once(Call::Acquire, Fault::Ok);
+    faults.always(Call::Acquire, Fault::Delayed(SECOND)); // the request of the second one
+    writer.release().await.unwrap();
+    let _inside = first.await.unwrap().unwrap();
+    assert!(there.try_acquire().await.unwrap().is_some());
+    assert!(!second.is_finished());
+    drop(second.await.unwrap().unwrap());
+}
+
 /// The one ahead does not take its turn. The second is told when that is over, before it has the answer that makes it wait.
 #[tokio::test(start_paused = true)]
 async fn a_time_to_poll_that_comes_before_the_answer_is_kept() {

@@ -176,7 +176,10 @@ impl Wait {
         }
         queue.woken = false;
         queue.told = None;
-        let others = queue.len() > 1;
+        // The next reader enters beside this one at once. Until it asks, its place in the store's queue would only keep the
+        // readers of other clients out.
+        let readers = queue.alone == 0 && self.attempt.who.owner.mode() == Mode::Shared;
+        let others = queue.len() > 1 && !(readers && engine.caps.wake == Wake::Queue);
         Step::Attempt {
             tickets: Tickets {
                 current: Some(*queue.ticket.get_or_insert_with(|| engine.ticket())),

@@ -1,6 +1,8 @@
 //! `dlock monitor`: frees locks whose holders a witness has proven to be dead.
 //!
 //! It breaks an incarnation by its token. So it needs no leader: of two monitors one is told that the lock has changed.
+//! It has no metrics: it seldom frees a lock, and each that it frees is a line of its output, with the name, which no
+//! label may have.
 
 use crate::{
     args::Monitor,

@@ -103,7 +103,8 @@ impl AnyLock {
         self.each(|lock| lock.max_hold(time))
     }
 
-    /// Counts the locks under `class` in the metrics: see [`Lock::class`].
+    /// Counts the locks under `class` in the metrics: see [`Lock::class`]. Each name that is asked for, or waited for, is
+    /// an acquire of its own there.
     ///
     /// # Examples
     /// ```

@@ -173,6 +173,10 @@ impl HolderInfo {
     /// Whether the process has ended; `None`: that cannot be known here, because it is or was a process of another
     /// machine or container, or of this machine before it was last started.
     ///
+    /// A process id that another process has by now counts as one that lives. A process that made its client before it
+    /// forked names its parent. A virtual machine that was cloned while it ran is the same machine, until it has another
+    /// host name.
+    ///
     /// # Examples
     /// ```
     /// use dlock_core::HolderInfo;
@@ -186,7 +190,8 @@ impl HolderInfo {
             return None;
         }
         let pid = Pid::from_raw(self.pid.try_into().ok()?)?;
-        // The process of another user exists, too, and so does the next one that has its id.
+        // The process of another user exists, too, and so does the next one that has its id. The stored form has no room
+        // for the start time that would tell that one apart: the lock waits for its lease.
         Some(test_kill_process(pid) == Err(Errno::SRCH))
     }
 
@@ -461,6 +466,34 @@ mod tests {
             let text = info.to_string();
             assert!(text.len() <= 128, "{text}");
             assert_eq!(HolderInfo::parse(&text), info);
+        }
+    }
+
+    #[test]
+    fn only_a_process_of_this_system_whose_id_none_has_is_known_to_have_ended() {
+        let with = |pid| HolderInfo {
+            pid,
+            ..HolderInfo::here()
+        };
+        // The kernel gives no id as great as that.
+        let ended = with(i32::MAX.unsigned_abs());
+        assert_eq!(ended.has_ended(), Some(true));
+        // Another user's process, which may have got the id of one that has ended.
+        assert_eq!(with(1).has_ended(), Some(false));
+        for no_id in [0, u32::MAX] {
+            assert_eq!(with(no_id).has_ended(), None, "{no_id}");
+        }
+        let (host, machine) = (format!("{}x", ended.host), ended.machine.map(|it| it ^ 1));
+        // A container of the same host name, and one of this machine's process ids with a host name of its own.
+        let elsewhere = [
+            HolderInfo {
+                machine,
+                ..ended.clone()
+            },
+            HolderInfo { host, ..ended },
+        ];
+        for info in elsewhere {
+            assert_eq!(info.has_ended(), None, "{info}");
         }
     }
 

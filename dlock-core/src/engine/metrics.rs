@@ -5,7 +5,12 @@
 //!
 //! Only the core counts. It has no gauge of connections, because a driver opens several, when it needs them: failed
 //! requests and the wake-up `resync` show that the store was away. Acquires have no label for re-entry, which would
-//! double the time series of each class.
+//! double the time series of each class. Only grants are timed: a refusal takes one request, and a timeout the limit
+//! that the caller chose. Ticks of jobs have no class: their outcomes would be more time series of each class, also of
+//! those without a job.
+//!
+//! A class is named where a lock is made, and no function makes one from a name: it would run for every lock, and might
+//! return the name.
 
 use crate::{
     clock::{Clock, Instant},

@@ -28,6 +28,8 @@ mod report;
 mod work;
 
 use clap::{Parser, builder::PossibleValuesParser};
+#[cfg(feature = "compare")]
+use compare::failovers;
 use dlock_conformance::testbed::{server, worker};
 use figure::Figure;
 use measure::Plan;
@@ -40,6 +42,7 @@ type Result<T = (), E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E
 /// Measures dlock against floors and peers on this machine, over loopback, and prints ratios of one run.
 ///
 /// `dlock-bench compare --help`: the same work over every store and by other lock libraries, as a report.
+/// `dlock-bench failovers --help`: what holders are told when their Redis master dies.
 #[derive(Debug, Parser)]
 #[command(name = "dlock-bench")]
 struct Arguments {
@@ -80,6 +83,8 @@ fn main() -> ExitCode {
         Some(job) => runtime().and_then(|runtime| runtime.block_on(figure::job(&job))),
         #[cfg(feature = "compare")]
         None if std::env::args().nth(1).as_deref() == Some(compare::JOB) => compare_all(),
+        #[cfg(feature = "compare")]
+        None if std::env::args().nth(1).as_deref() == Some(failovers::COMMAND) => fail_over(),
         None => run(&Arguments::parse()),
     };
     match done {
@@ -96,6 +101,13 @@ fn compare_all() -> Result {
     let arguments = compare::Arguments::parse_from(std::env::args_os().skip(1));
     say_what_counts();
     runtime()?.block_on(compare::run(arguments))
+}
+
+#[cfg(feature = "compare")]
+fn fail_over() -> Result {
+    let arguments = failovers::Arguments::parse_from(std::env::args_os().skip(1));
+    say_what_counts();
+    runtime()?.block_on(failovers::run(arguments))
 }
 
 fn say_what_counts() {

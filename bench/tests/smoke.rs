@@ -335,6 +335,26 @@ mod etcd {
 }
 
 #[cfg(feature = "compare")]
+#[test]
+fn a_failover_without_the_lock_is_recorded_with_what_its_holder_is_told() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("failovers.jsonl");
+    let output = Command::new(env!("CARGO_BIN_EXE_dlock-bench"))
+        .args(["failovers", "--times", "1", "--lease", "4"])
+        .args(["--contestants", "dlock", "--over", "sentinel", "--json"])
+        .arg(&file)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let row: Value = serde_json::from_str(&std::fs::read_to_string(file)?)?;
+    assert_eq!(row["links_cut"], true, "{row}");
+    assert_eq!(row["told"], "lost", "{row}");
+    assert_eq!(row["token_rises"], true, "{row}");
+    assert!(row["got_s"].as_f64() > Some(0.0), "{row}");
+    Ok(())
+}
+
+#[cfg(feature = "compare")]
 mod compare {
     use super::Outcome;
     use dlock_conformance::testbed::{RedisServer, redis::RedisOptions};

@@ -87,15 +87,19 @@ public class Peer {
             try {
                 said = peer.obey(line.split(" "));
             } catch (Throwable error) {
-                String why = String.valueOf(error.getMessage());
-                if (!(error instanceof No)) {
-                    why = error.getClass().getSimpleName() + ": " + why;
-                }
-                said = "{\"error\":\"" + why.replaceAll("[\\\\\"\\p{Cntrl}]", " ") + "\"}";
+                said = "{\"error\":\"" + why(error) + "\"}";
             }
             say(said);
         }
         System.exit(0);
+    }
+
+    static String why(Throwable error) {
+        String why = String.valueOf(error.getMessage());
+        if (!(error instanceof No)) {
+            why = error.getClass().getSimpleName() + ": " + why;
+        }
+        return why.replaceAll("[\\\\\"\\p{Cntrl}]", " ");
     }
 
     static void say(String answer) {
@@ -180,12 +184,66 @@ public class Peer {
             case "take": {
                 waits();
                 kept.add(client(0).lock("exclusive", words[1], 1).acquire());
-                Instant now = Instant.now();
-                return "{\"got\":" + (now.getEpochSecond() * 1_000_000 + now.getNano() / 1000) + "}";
+                return "{\"got\":" + wall() + "}";
             }
+            case "want":
+                return want(words[1], Long.parseLong(words[2]) * 1_000_000);
+            case "watch":
+                return watch(Long.parseLong(words[1]) * 1_000_000);
             default:
                 throw new IllegalArgumentException("no command " + words[0]);
         }
+    }
+
+    /** The wall clock, in microseconds. */
+    static long wall() {
+        Instant now = Instant.now();
+        return now.getEpochSecond() * 1_000_000 + now.getNano() / 1000;
+    }
+
+    /** Of client 0. */
+    RedissonClient redisson;
+    RLock wanted;
+
+    String want(String name, long span) throws Exception {
+        if (redisson == null) {
+            throw new No("failover that is compared");
+        }
+        // Its slot in a cluster is that of the name.
+        wanted = redisson.getLock("{" + name + "}");
+        String why = "";
+        long began = System.nanoTime();
+        while (System.nanoTime() - began < span) {
+            try {
+                if (wanted.tryLock(1, TimeUnit.SECONDS)) {
+                    long got = wall();
+                    kept.add(wanted::unlock);
+                    return "{\"got\":" + got + ",\"why\":\"" + why + "\"}";
+                }
+            } catch (RuntimeException error) {
+                why = why(error);
+                Thread.sleep(10); // it may have failed at once
+            }
+        }
+        return "{\"why\":\"" + why + "\"}";
+    }
+
+    String watch(long span) throws Exception {
+        String why = "";
+        long began = System.nanoTime(), held = wall();
+        while (System.nanoTime() - began < span) {
+            try {
+                long asked = wall();
+                if (!wanted.isHeldByCurrentThread()) {
+                    return "{\"held\":" + held + ",\"lost\":" + wall() + ",\"why\":\"" + why + "\"}";
+                }
+                held = asked;
+            } catch (RuntimeException error) {
+                why = why(error);
+            }
+            Thread.sleep(10);
+        }
+        return "{\"held\":" + held + ",\"why\":\"" + why + "\"}";
     }
 
     void waits() throws No {
@@ -323,13 +381,24 @@ public class Peer {
     Client redisson(int at) {
         Config config = new Config();
         config.setLockWatchdogTimeout(lease);
-        var server = config.useSingleServer().setAddress(url);
-        if (at > 0) {
-            config.setThreads(1).setNettyThreads(1);
-            server.setConnectionPoolSize(2).setConnectionMinimumIdleSize(1);
-            server.setSubscriptionConnectionPoolSize(2).setSubscriptionConnectionMinimumIdleSize(1);
+        String[] parts = url.split("/+"); // scheme, hosts, name of a master
+        String[] hosts = Arrays.stream(parts[1].split(",")).map(host -> "redis://" + host).toArray(String[]::new);
+        if (url.startsWith("redis+sentinel:")) {
+            config.useSentinelServers().setMasterName(parts[2]).addSentinelAddress(hosts);
+        } else if (url.startsWith("redis+cluster:")) {
+            config.useClusterServers().addNodeAddress(hosts);
+        } else {
+            var server = config.useSingleServer().setAddress(url);
+            if (at > 0) {
+                config.setThreads(1).setNettyThreads(1);
+                server.setConnectionPoolSize(2).setConnectionMinimumIdleSize(1);
+                server.setSubscriptionConnectionPoolSize(2).setSubscriptionConnectionMinimumIdleSize(1);
+            }
         }
         RedissonClient client = Redisson.create(config);
+        if (at == 0) {
+            redisson = client;
+        }
         return (sort, name, of) -> {
             String key = kind + ":" + name;
             if (!sort.equals("exclusive") && !kind.endsWith("RLock")) {

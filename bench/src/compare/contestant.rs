@@ -22,7 +22,7 @@ use tokio::{
 };
 
 /// A lock library.
-trait Library: Send + Sync + 'static {
+trait Library: Sized + Send + Sync + 'static {
     type Lock: Contender;
     /// The package that it comes from.
     const PACKAGE: &str;
@@ -36,6 +36,15 @@ trait Library: Send + Sync + 'static {
         sort: Sort,
         name: &str,
     ) -> impl Future<Output = Result<Self::Lock>> + Send;
+
+    /// Obeys the commands of `failovers`.
+    fn obey(
+        _process: &mut Process<Self>,
+        words: &[&str],
+    ) -> impl Future<Output = Result<Value>> + Send {
+        let error = format!("no command {words:?}");
+        async move { Err(error.into()) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,6 +124,50 @@ impl Library for Dlock {
             Sort::Permit(of) => client.semaphore(name, of)?,
         };
         Ok(lock.lease(Lease::renewed(*lease)))
+    }
+
+    async fn obey(process: &mut Process<Self>, words: &[&str]) -> Result<Value> {
+        match words {
+            ["want", name, millis] => process.want(name, span(millis)?).await,
+            ["watch", millis] => process.watch(span(millis)?).await,
+            _ => Err(format!("no command {words:?}").into()),
+        }
+    }
+}
+
+impl Process<Dlock> {
+    async fn want(&mut self, name: &str, limit: Duration) -> Result<Value> {
+        let lock = self.lock(0, Sort::Exclusive, name).await?;
+        let (until, mut why) = (Instant::now() + limit, String::new());
+        while Instant::now() < until {
+            match lock.acquire_timeout(ATTEMPT).await {
+                Ok(guard) => {
+                    let (got, token) = (wall()?, guard.token().0);
+                    self.kept.push((lock, guard));
+                    return Ok(json!({"got": got, "token": token, "why": why}));
+                }
+                Err(error) if error.is_contended() => {}
+                Err(error) => {
+                    why = error.to_string();
+                    tokio::time::sleep(PAUSE).await; // it may have failed at once
+                }
+            }
+        }
+        Ok(json!({"why": why}))
+    }
+
+    async fn watch(&mut self, limit: Duration) -> Result<Value> {
+        let (_, guard) = self.kept.last().ok_or("nothing is kept")?;
+        let (until, mut held) = (Instant::now() + limit, wall()?);
+        while Instant::now() < until {
+            let asked = wall()?;
+            if let Err(error) = guard.check() {
+                return Ok(json!({"held": held, "lost": wall()?, "why": error.to_string()}));
+            }
+            held = asked;
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(json!({"held": held}))
     }
 }
 
@@ -261,11 +314,11 @@ impl<L: Library> Process<L> {
             ["take", name] => {
                 let lock = self.lock(0, Sort::Exclusive, name).await?;
                 let held = lock.acquire().await?;
-                let got = SystemTime::UNIX_EPOCH.elapsed()?;
+                let got = wall()?;
                 self.kept.push((lock, held));
-                Ok(json!({"got": u64::try_from(got.as_micros())?}))
+                Ok(json!({"got": got}))
             }
-            _ => Err(format!("no command {line:?}").into()),
+            _ => L::obey(self, &words).await,
         }
     }
 
@@ -470,8 +523,17 @@ fn span(millis: &str) -> Result<Duration> {
     Ok(Duration::from_millis(millis.parse()?))
 }
 
+/// The wall clock, in microseconds.
+fn wall() -> Result<u64> {
+    let since = SystemTime::UNIX_EPOCH.elapsed()?;
+    Ok(u64::try_from(since.as_micros())?)
+}
+
 /// Locks that are acquired, or released, at a time.
 const AT_ONCE: usize = 128;
+/// The longest attempt of a client that wants a lock, and the pause between two questions.
+const ATTEMPT: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(10);
 /// After that every waiter stands in its queue.
 const SETTLED: Duration = Duration::from_millis(500);
 /// How an answer begins when the library cannot do this at all.

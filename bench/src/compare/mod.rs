@@ -3,6 +3,7 @@
 mod case;
 mod contestant;
 mod difference;
+pub(crate) mod failovers;
 mod page;
 mod peers;
 mod plot;

@@ -199,16 +199,17 @@ pub(crate) fn unanswered() -> DriverError {
 /// The server cannot tell what replicas or disks have.
 pub(crate) fn cannot_wait(fsync: bool, cause: DriverError) -> DriverError {
     let text = cause.chain();
-    let kind = match fsync && text.contains("appendonly") {
-        true => ErrorKind::Unsupported,
-        false => cause.kind(),
+    let (kind, retry) = match fsync && text.contains("appendonly") {
+        true => (ErrorKind::Unsupported, RetryClass::Never),
+        false => (cause.kind(), cause.retry()),
     };
     let message = if fsync {
         "dlock.fsync=true needs WAITAOF, of Redis 7.2 or newer and of Valkey, a server with appendonly yes, and the right +waitaof"
     } else {
         "dlock.replicas needs WAIT on a master, and the right +wait"
     };
-    DriverError::new(kind, message).with_source(text)
+    let error = DriverError::new(kind, message).with_retry(retry);
+    error.with_source(text)
 }
 
 /// An answer of a shape that no script gives.
@@ -308,8 +309,8 @@ fn by_text(text: &str) -> Option<&'static Class> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TABLE, classify, failed_entry};
-    use dlock_core::{Effect, ErrorKind, RetryClass};
+    use super::{TABLE, cannot_wait, classify, failed, failed_entry, unanswered};
+    use dlock_core::{Effect, ErrorKind, RetryClass, driver::DriverError};
     use redis::{ErrorKind as Native, RedisError, Value};
     use std::{collections::HashSet, io};
 
@@ -317,6 +318,23 @@ mod tests {
     fn said(line: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
         value.and_then(Value::extract_error).unwrap_err()
+    }
+
+    #[test]
+    fn a_server_that_cannot_say_now_whether_it_waits_is_asked_again() {
+        let cannot = |cause: DriverError| cannot_wait(true, cause).retry();
+        assert_eq!(cannot(unanswered()), unanswered().retry());
+        assert_ne!(cannot(unanswered()), RetryClass::Never);
+        for text in [
+            "NOPERM this user has no permissions to run the 'waitaof' command",
+            "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled.",
+        ] {
+            assert_eq!(
+                cannot(failed(said(text)).error),
+                RetryClass::Never,
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -22,10 +22,13 @@ use crate::{
     error,
     tickets::Tickets,
 };
-use dlock_core::driver::{
-    Result, WakeUp,
-    kit::{WakeUps, in_runtime},
-    system_random,
+use dlock_core::{
+    Effect,
+    driver::{
+        Result, WakeUp,
+        kit::{WakeUps, in_runtime},
+        system_random,
+    },
 };
 use futures_core::stream::BoxStream;
 use futures_util::{StreamExt, future::join_all, stream};
@@ -204,7 +207,10 @@ impl Listener {
         // empty the queue.
         match connection.command(echo_of(&self.any_channel(), 0)).await {
             Err(error) if error::native(&error).is_some_and(error::is_elsewhere) => Ok(()),
-            said => said.map(drop),
+            // No request of a lock was sent.
+            said => said
+                .map(drop)
+                .map_err(|error| error.with_effect(Effect::None)),
         }
     }
 

@@ -520,15 +520,15 @@ pub(crate) fn time(row: &MySqlRow, at: usize) -> sqlx::Result<Duration> {
 /// a stranger's connection may have that number; one that names the table is a driver's, which repeats it. Only a number is
 /// put into the SQL text.
 pub(crate) async fn kill(native: &mut MySqlConnection, id: u64, table: &str) -> sqlx::Result<()> {
-    let shown = sqlx::raw_sql("SHOW FULL PROCESSLIST");
-    for row in shown.fetch_all(&mut *native).await? {
-        // The types of the columns differ between the servers.
-        let its: u64 = row.try_get_unchecked(0)?;
-        let runs: Option<Vec<u8>> = row.try_get_unchecked(7)?;
-        if its == id && runs.is_some_and(|sql| String::from_utf8_lossy(&sql).contains(table)) {
-            let sql = AssertSqlSafe(format!("KILL QUERY {id}"));
-            return sqlx::raw_sql(sql).execute(native).await.map(drop);
-        }
+    let shown = format!("SELECT INFO FROM information_schema.PROCESSLIST WHERE ID = {id}");
+    let shown = sqlx::raw_sql(AssertSqlSafe(shown));
+    let runs: Option<Vec<u8>> = match shown.fetch_optional(&mut *native).await? {
+        Some(row) => row.try_get_unchecked(0)?,
+        None => None,
+    };
+    if runs.is_some_and(|sql| String::from_utf8_lossy(&sql).contains(table)) {
+        let sql = AssertSqlSafe(format!("KILL QUERY {id}"));
+        sqlx::raw_sql(sql).execute(native).await?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use dlock_core::{
 use futures_util::{StreamExt, future::join_all};
 use parking_lot::Mutex;
 use std::{
+    future::poll_fn,
     mem,
     sync::{
         Arc, OnceLock,
@@ -121,10 +122,9 @@ impl Stores {
     /// then have the hold until its lease ends.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        let mut background = mem::take(&mut *self.background.lock());
-        let ended = async { while background.join_next().await.is_some() {} };
+        let next = || poll_fn(|cx| self.background.lock().poll_join_next(cx));
+        let ended = async { while next().await.is_some() {} };
         let _in_time = timeout(RUNS_ON, ended).await;
-        background.detach_all();
         let drivers = self.nodes.iter().filter_map(|node| node.driver.get());
         join_all(drivers.map(|driver| driver.close())).await;
         self.wake_ups.close();

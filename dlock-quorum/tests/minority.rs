@@ -357,9 +357,11 @@ async fn a_repaired_store_has_the_token_of_the_guard_though_another_has_a_smalle
 /// Without it the store would have the hold until its lease ends.
 #[tokio::test(start_paused = true)]
 async fn a_close_waits_a_moment_for_a_release_that_runs_on_at_a_slow_store() {
-    for (slow, left) in [
-        (Fault::Delayed(Duration::from_millis(500)), 0),
-        (Fault::NeverExecuted, 1),
+    let late = Fault::Delayed(Duration::from_millis(500));
+    for (slow, cut_short, left) in [
+        (late, false, 0),
+        (late, true, 0),
+        (Fault::NeverExecuted, false, 1),
     ] {
         let bed = Bed::new();
         let (driver, faults) = bed.driver_with_faults().await.unwrap();
@@ -372,8 +374,14 @@ async fn a_close_waits_a_moment_for_a_release_that_runs_on_at_a_slow_store() {
         let release = Release::new(name(), owner, hold);
         driver.release(&release).await.unwrap();
         assert_eq!(bed.holds(2).await, 1, "the release waited for it");
+        if cut_short {
+            // The request goes on, as without a close.
+            let closing = timeout(Duration::from_millis(1), driver.close());
+            closing.await.unwrap_err();
+            sleep(Duration::from_secs(1)).await;
+        }
         within(Duration::from_secs(2), driver.close()).await;
-        assert_eq!(bed.holds(2).await, left, "{slow:?}");
+        assert_eq!(bed.holds(2).await, left, "{slow:?}, {cut_short}");
     }
 }
 

@@ -14,7 +14,7 @@
 //! begins, and all waiters poll.
 
 use crate::{
-    commands,
+    commands::{self, A_REPLY},
     connection::Connection,
     document::{Seen, found},
     error,
@@ -207,7 +207,7 @@ impl Shared {
 
 /// Reads the names that waited before the stream was open: a release may have come before it.
 async fn read_missed(shared: Weak<Shared>, connection: Connection, names: Vec<LockName>) {
-    for some in names.chunks(LISTED) {
+    for some in names.chunks(A_REPLY) {
         let find = commands::find(connection.collection(), some.iter(), "local");
         // What cannot be read may be free.
         let reply = connection.run(Class::Work, find).await;
@@ -269,8 +269,6 @@ impl Shared {
     }
 }
 
-/// The names of one reading.
-const LISTED: usize = 1_000;
 /// A stream without waiters is closed after this long.
 const IDLE: Duration = Duration::from_secs(10);
 /// Pauses between attempts to open a stream.

@@ -231,6 +231,11 @@ impl Attempt {
         self.call.is_some() || self.indeterminate_until > Some(self.engine.clock.now())
     }
 
+    /// Whether the store may have executed an attempt of this acquisition without the client knowing.
+    pub(super) fn was_unanswered(&self) -> bool {
+        self.call.is_some() || self.indeterminate_until.is_some()
+    }
+
     /// Makes a guard of a grant. `None` when the grant came too late to be of use, or after the shutdown
     /// began; the cleanup then releases it. `waiter` is what the local queue has to know of it.
     ///

@@ -224,7 +224,7 @@ impl Wait {
                 let waiter = Granted {
                     seat: self.position.seat,
                     tickets,
-                    open: self.attempt.is_open(),
+                    open: self.attempt.was_unanswered(),
                     // A store without wake-ups gains nothing from being asked now.
                     queued: engine.caps.wake == Wake::Poll && !self.attempt.shares(),
                     shares: self.attempt.shares(),

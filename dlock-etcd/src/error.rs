@@ -55,6 +55,10 @@ struct Plain(Native);
 impl fmt::Display for Plain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
+            // A proxy's own answer has no message.
+            Native::GRpcStatus(status) if status.message().is_empty() => {
+                f.write_str(status.code().description())
+            }
             Native::GRpcStatus(status) => f.write_str(status.message()),
             other => write!(f, "{other}"),
         }

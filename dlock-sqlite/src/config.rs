@@ -145,7 +145,15 @@ impl FromStr for SqliteConfig {
             }
         };
         let rest = rest.strip_prefix("//").unwrap_or(rest);
+        if rest.contains('#') {
+            let message = "a # in the SQLite URL is written as %23";
+            return Err(DriverError::misuse(message));
+        }
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if path.trim() != path || path.contains(" dlock.") {
+            let message = "a blank beside the path in the SQLite URL is written as %20, and settings follow a ?, such as sqlite:PATH?dlock.lease=5s";
+            return Err(DriverError::misuse(message));
+        }
         let path = percent_decode_str(path).decode_utf8().map_err(|cause| {
             DriverError::misuse("the path in the SQLite URL is no UTF-8").with_source(cause)
         })?;

@@ -39,12 +39,12 @@ pub fn split_url(
         let key = decoded(pair.split_once('=').map_or(pair, |(key, _)| key));
         if !known.contains(&&*key) {
             // An `@` shows that this is the rest of a password that is not percent-encoded.
-            let is_password = query.contains('@') || fragment.contains('@');
+            let is_password = key.contains('@') || query.contains('@') || fragment.contains('@');
             let key = if is_password { "?" } else { &key };
             return Err(unknown_setting(store, key, known));
         }
     }
-    if !["", NO_VERIFICATION].contains(&fragment) {
+    if !fragment.is_empty() {
         let message = format!("a # in the {store} URL is written as %23");
         return Err(DriverError::misuse(message));
     }
@@ -73,9 +73,6 @@ pub fn split_settings(url: &str) -> (String, Vec<(String, String)>) {
     let native = format!("{base}{mark}{}{fragment}", theirs.join("&"));
     (native, ours)
 }
-
-/// The one fragment that a native client reads, that of Redis.
-const NO_VERIFICATION: &str = "#insecure";
 
 struct Parts<'a> {
     base: &'a str,
@@ -183,8 +180,8 @@ mod tests {
         let ours = ours.map(|(key, value)| (key.to_owned(), value.to_owned()));
         for (url, native, count) in [
             (
-                "x://h:1/2?dlock.prefix=a%2Db+c&protocol=%41&&dlock.create#insecure",
-                "x://h:1/2?protocol=%41#insecure",
+                "x://h:1/2?dlock.prefix=a%2Db+c&protocol=%41&&dlock.create",
+                "x://h:1/2?protocol=%41",
                 2,
             ),
             ("x://h?dlock.prefix=a%2Db%20c", "x://h", 1),

@@ -5,6 +5,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use dlock::{HolderInfo, LockName, MAX_LEASE, MIN_LEASE, driver::kit::parse_span};
 use std::{
     ffi::OsString,
+    iter,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -354,6 +355,24 @@ pub(crate) struct Doctor {
 }
 
 impl Command {
+    /// The locks that it names, or the beginning of their names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let (name, more): (&str, &[String]) = match self {
+            Self::Exec(Exec { run, also, .. }) => (&run.name, also),
+            Self::Lead(Lead { run }) => (&run.name, &[]),
+            Self::Acquire(Acquire { name, .. })
+            | Self::Renew(Renew { name, .. })
+            | Self::Release(Release { name, .. })
+            | Self::Break(Break { name, .. }) => (name, &[]),
+            Self::Inspect { names } => ("", names),
+            Self::List { prefix }
+            | Self::Watch(Watch { prefix, .. })
+            | Self::Monitor(Monitor { prefix, .. }) => (prefix, &[]),
+            Self::Doctor(_) | Self::Schema | Self::InstallExtras { .. } => ("", &[]),
+        };
+        iter::once(name).chain(more.iter().map(String::as_str))
+    }
+
     /// The `--lease` of any command that has one.
     pub(crate) fn lease(&self) -> Option<Duration> {
         match self {
@@ -391,8 +410,14 @@ impl Cli {
         if let Some(file) = &exec.metrics_file {
             let path = file.display();
             let folder = file.parent().filter(|folder| *folder != Path::new(""));
-            if file.is_dir() {
+            let names_folder = file.as_os_str().as_encoded_bytes().ends_with(b"/");
+            if names_folder || file.is_dir() {
                 return Some(format!("--metrics-file: {path} is a directory"));
+            }
+            if file.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+                return Some(format!(
+                    "--metrics-file: {path} is no regular file, and would be replaced by one"
+                ));
             }
             if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
                 let folder = folder.display();

@@ -106,6 +106,12 @@ fn unread(mut error: clap::Error) -> Exit {
         error.insert(kind, named);
     }
     advise(&mut error, &options);
+    let value = error.get(ContextKind::InvalidValue);
+    if let Some(ContextValue::String(value)) = value
+        && let Some(masked) = masked(value)
+    {
+        error.insert(ContextKind::InvalidValue, ContextValue::String(masked));
+    }
     if help {
         return error.print().map_or(Exit::OUTPUT, |()| Exit::DONE);
     }
@@ -132,9 +138,8 @@ fn advise(error: &mut clap::Error, options: &[String]) {
     let runs = options.iter().find(|arg| *arg == "exec" || *arg == "lead");
     let after_url = options.iter().skip_while(|arg| *arg != "--url").nth(1);
     let taken = after_url.filter(|word| Cli::command().find_subcommand(word).is_some());
-    let tip = if let Some((scheme, _)) = stray.split_once("://") {
-        // The rest may hold a password.
-        error.insert(place, ContextValue::String(format!("{scheme}://...")));
+    let tip = if let Some(masked) = masked(&stray) {
+        error.insert(place, ContextValue::String(masked));
         Some("give the URL of the store as --url URL".to_owned())
     } else if let Some(word) = taken {
         Some(format!("--url took {word:?} for the URL"))
@@ -161,9 +166,17 @@ fn advise(error: &mut clap::Error, options: &[String]) {
     }
 }
 
+/// What to show of a word that may be a URL, or a part of one, and hold a password. `None`: it is none.
+fn masked(word: &str) -> Option<String> {
+    match word.split_once("://") {
+        Some((scheme, _)) => Some(format!("{scheme}://...")),
+        None => word.contains('@').then(|| "...@...".to_owned()),
+    }
+}
+
 /// Of exec and lead.
 const ONE_NAME: &str =
-    "one NAME stands before --: quote a value that has a blank; exec takes more locks by --also";
+    "there is one NAME: quote a value that has a blank; exec takes more locks by --also";
 
 fn start(cli: Cli, store: &Store, record: &mut Record, output: &Output) -> io::Result<Exit> {
     // The other commands change nothing that a signal could leave half done.
@@ -240,7 +253,8 @@ async fn run(
             _,
         ) => Exit::BUG,
     };
-    if clear::of_quorum(&url).is_some() {
+    // Where a withdrawal is unanswered, it has waited for those stores.
+    if clear::of_quorum(&url).is_some() && client.pending_cleanups() == 0 {
         withdraw::close(&client).await;
     }
     exit

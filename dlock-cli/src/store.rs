@@ -80,7 +80,8 @@ fn given(cli: &Cli, output: &Output) -> Result<Option<String>, String> {
     }
     if let Some(path) = &cli.url_file {
         // What cannot be read is shown, and a URL may have a password.
-        if path.to_string_lossy().contains("://") {
+        let text = path.to_string_lossy();
+        if text.contains("://") || is_url(&text) {
             return Err(
                 "--url-file takes the path of a file that holds the URL: give a URL as --url"
                     .to_owned(),
@@ -104,15 +105,10 @@ fn given(cli: &Cli, output: &Output) -> Result<Option<String>, String> {
     }
 }
 
-/// Refuses the default file where a URL stands in the place of a lock's name, or in a variable of nearly the right name:
+/// Refuses the default file where a URL stands in the place of a lock's name, or where a variable has nearly the right name:
 /// the lock would exclude no other machine. A URL may have a password, so it is not shown.
 fn is_default_meant(command: &Command) -> Result<(), String> {
-    let name: &str = match command {
-        Command::Exec(Exec { run, .. }) | Command::Lead(Lead { run }) => &run.name,
-        Command::Acquire(acquire) => &acquire.name,
-        _ => "",
-    };
-    if is_url(name) {
+    if command.names().any(is_url) {
         return Err(
             "NAME is the URL of a store: give that as --url URL, and a name for the lock"
                 .to_owned(),
@@ -120,21 +116,22 @@ fn is_default_meant(command: &Command) -> Result<(), String> {
     }
     let resembles = |key: &OsString| {
         let key = key.to_string_lossy().to_ascii_uppercase();
-        let rest = key.strip_prefix("DLOCK");
-        rest.is_some_and(|rest| !rest.trim_start_matches('_').contains('_'))
+        key.starts_with("DLOCK") && (key.contains("URL") || key.contains("URI"))
     };
-    let mut variables = env::vars_os().filter(|(key, _)| resembles(key));
-    match variables.find(|(_, value)| is_url(&value.to_string_lossy())) {
-        Some((key, _)) => Err(format!(
-            "the URL of a store is in ${}, and dlock reads ${URL}",
-            key.display()
-        )),
+    match env::vars_os().find(|(key, _)| resembles(key)) {
+        Some((key, _)) => {
+            let key = key.display();
+            Err(format!(
+                "dlock does not read ${key}: name the store in ${URL}, or by --url or --url-file, or unset ${key}"
+            ))
+        }
         None => Ok(()),
     }
 }
 
 /// Whether a text is the URL of a store, and not only a name with a colon.
 fn is_url(text: &str) -> bool {
+    let text = text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\''));
     stores(text).any(|url| {
         let mut parts = url.split(':').skip(1);
         parts.next().is_some_and(|rest| rest.starts_with('/')) && backend(url).is_some()

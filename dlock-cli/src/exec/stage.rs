@@ -71,7 +71,9 @@ impl Stage {
             return Exit::USAGE;
         };
         let error = Command::new(program).args(args).exec();
-        let is_text = args.is_empty() && program.to_string_lossy().contains(' ');
+        let first = program.to_string_lossy();
+        let first = first.split_once(' ').map(|(first, _)| first);
+        let is_text = args.is_empty() && first.is_some_and(|first| !first.contains('/'));
         let program = program.display();
         let (why, exit) = match error.kind() {
             ErrorKind::NotFound if is_text => (

@@ -60,8 +60,7 @@ fn finds(url: &str, code: i32, words: &[&str]) {
 }
 
 fn doctor(url: &str) -> Out {
-    let lease = if url.starts_with("zk") { "30s" } else { LEASE };
-    run(at(url, &["doctor", "--lease", lease]))
+    run(at(url, &["doctor", "--lease", LEASE]))
 }
 
 const WARNING: i32 = 1;
@@ -616,7 +615,7 @@ fn zookeeper_sessions_that_are_cut_are_found() {
 
 #[test]
 fn an_even_ensemble_of_zookeeper_is_found() {
-    let two = ZooKeeperEnsemble::of(2, &ZooKeeperOptions::default()).unwrap();
+    let two = ZooKeeperEnsemble::of(2, &session::long_sessions()).unwrap();
     finds(&two.url(), WARNING, &["the ensemble has 2 voting members"]);
 }
 

@@ -71,10 +71,19 @@ fn a_url_out_of_its_place_is_refused_and_not_taken_for_the_default_file() {
     }
     refused(home(&desk, &["lead", url, "--", "true"]), "--url URL");
     refused(home(&desk, &["acquire", url]), "--url URL");
-    for variable in ["DLOCK_URI", "DLOCKURL", "dlock_url"] {
+    refused(home(&desk, &["inspect", "x", url]), "--url URL");
+    refused(home(&desk, &["break", "--force", url]), "--url URL");
+    refused(home(&desk, &["list", url]), "--url URL");
+    refused(
+        home(&desk, &["exec", "--also", url, "x", "--", "echo", "ran"]),
+        "--url URL",
+    );
+    let long = format!("{url}{}", "x".repeat(600));
+    refused(home(&desk, &exec(&long)), "<NAME>");
+    for variable in ["DLOCK_URI", "DLOCKURL", "dlock_url", "DLOCK_URL_FILE"] {
         let mut command = home(&desk, &exec("x"));
         command.env(variable, url);
-        let words = format!("${variable}, and dlock reads $DLOCK_URL");
+        let words = format!("dlock does not read ${variable}: name the store in $DLOCK_URL");
         refused(command, &words);
     }
     // A name may have a colon, and a store that is named makes any name right.

@@ -11,9 +11,16 @@ use std::{
 /// The server that all tests share.
 pub(crate) fn url() -> String {
     static SERVER: OnceLock<ZooKeeperServer> = OnceLock::new();
-    let server =
-        SERVER.get_or_init(|| ZooKeeperServer::start(ZooKeeperOptions::default()).unwrap());
+    let server = SERVER.get_or_init(|| ZooKeeperServer::start(long_sessions()).unwrap());
     server.url()
+}
+
+/// Sessions may last as long as the leases that `doctor` is asked about.
+pub(crate) fn long_sessions() -> ZooKeeperOptions {
+    ZooKeeperOptions {
+        extra_lines: vec!["maxSessionTimeout=600000".to_owned()],
+        ..ZooKeeperOptions::default()
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::{
     fs::{self, File},
     io::Read,
     net::TcpListener,
+    os::unix::fs::symlink,
     process::{Command, Stdio},
 };
 
@@ -111,6 +112,27 @@ fn a_metrics_file_says_that_the_lock_was_lost() {
         text.contains(&format!("dlock_exec_lost{{lock=\"{lock}\"}} 1\n")),
         "{text}"
     );
+}
+
+#[test]
+fn a_metrics_file_replaces_no_link_or_device() {
+    let desk = Desk::new();
+    fs::write(desk.path("target"), "kept").unwrap();
+    symlink(desk.path("target"), desk.path("link")).unwrap();
+    let exec = [
+        "exec",
+        "--metrics-file",
+        &desk.text("link"),
+        "x",
+        "--",
+        "echo",
+        "ran",
+    ];
+    let out = run(dlock(&exec)).expect(64);
+    assert!(out.stderr.contains("link is no regular file"), "{out:?}");
+    assert_eq!(out.stdout, "");
+    assert_eq!(fs::read_to_string(desk.path("link")).unwrap(), "kept");
+    assert!(desk.path("link").is_symlink());
 }
 
 #[test]

@@ -128,14 +128,20 @@ fn quorum() {
     }
 }
 
-/// The others answer at once, and dlock does not wait for this one to report the release.
+/// The others answer at once, and dlock does not wait for this one to report the release. A dlock that does not close its
+/// client ends long before this store goes on; one that does waits a second at most, so a machine that stands still for that
+/// long has another trial.
 fn a_release_reaches_a_store_that_answers_late(store: &Store, late: &RedisServer) {
-    let (lock, desk) = (name("late"), Desk::new());
-    let (holder, ..) = store.holding(&desk, &lock);
-    late.command(&["CLIENT", "PAUSE", "300", "ALL"]).unwrap();
-    fs::write(desk.path("go"), "").unwrap();
-    holder.wait().expect(0);
-    run(at(&late.url(), &["exec", "-n", &lock, "--", "true"])).expect(0);
+    let reaches = || {
+        let (lock, desk) = (name("late"), Desk::new());
+        let (holder, ..) = store.holding(&desk, &lock);
+        late.command(&["CLIENT", "PAUSE", "300", "ALL"]).unwrap();
+        fs::write(desk.path("go"), "").unwrap();
+        holder.wait().expect(0);
+        let next = run(at(&late.url(), &["exec", "-n", &lock, "--", "true"]));
+        next.code() == 0
+    };
+    assert!((0..5).any(|_| reaches()), "the release did not reach it");
 }
 
 fn over(store: &Store) {

@@ -29,7 +29,7 @@ use tokio::{
     runtime::Handle,
     sync::Notify,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 /// The stores of a quorum.
@@ -40,8 +40,8 @@ pub(crate) struct Stores {
     pub(crate) clock: Clock,
     pub(crate) wake_ups: WakeUps,
     pub(crate) holds: Holds,
-    /// What runs on after its caller was answered.
-    background: Mutex<JoinSet<()>>,
+    /// What runs on after its caller was answered, and until when a close waits for it.
+    background: Mutex<(JoinSet<()>, Instant)>,
     closed: AtomicBool,
 }
 
@@ -97,7 +97,7 @@ impl Stores {
             clock: config.clock,
             wake_ups: WakeUps::new(),
             holds: Holds::default(),
-            background: Mutex::default(),
+            background: Mutex::new((JoinSet::new(), Instant::now())),
             closed: AtomicBool::new(false),
         });
         log_findings("quorum", &Ok(stores.shared_host().into_iter().collect()));
@@ -112,9 +112,10 @@ impl Stores {
     /// Runs a task that no caller awaits. Without a runtime it is dropped.
     pub(crate) fn in_background(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Ok(runtime) = Handle::try_current() {
-            let mut background = self.background.lock();
-            while background.try_join_next().is_some() {}
-            background.spawn_on(task, &runtime);
+            let (tasks, until) = &mut *self.background.lock();
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn_on(task, &runtime);
+            *until = Instant::now() + RUNS_ON;
         }
     }
 
@@ -122,9 +123,10 @@ impl Stores {
     /// then have the hold until its lease ends.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        let next = || poll_fn(|cx| self.background.lock().poll_join_next(cx));
+        let until = self.background.lock().1;
+        let next = || poll_fn(|cx| self.background.lock().0.poll_join_next(cx));
         let ended = async { while next().await.is_some() {} };
-        let _in_time = timeout(RUNS_ON, ended).await;
+        let _in_time = timeout_at(until, ended).await;
         let drivers = self.nodes.iter().filter_map(|node| node.driver.get());
         join_all(drivers.map(|driver| driver.close())).await;
         self.wake_ups.close();
@@ -347,7 +349,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// How often a task looks whether its driver is still in use.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long a close waits for requests that no caller awaits: less than the two seconds that a shutdown gives it.
+/// How long after the last of them a close still waits for requests that no caller awaits: less than the two seconds that
+/// a shutdown gives it.
 const RUNS_ON: Duration = Duration::from_secs(1);
 /// No store's client keeps a request longer.
 pub(crate) const ABANDON_AFTER: Duration = Duration::from_secs(30);

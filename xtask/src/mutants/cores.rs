@@ -364,8 +364,8 @@ pub(super) const CORES: &[Core] = &[
         name: "a_second_waiter_that_queues_late",
         edits: &[Edit {
             file: "engine/acquire/wait_loop.rs",
-            right: "        let others = queue.len() > 1;\n",
-            wrong: "        let others = queue.len() > usize::MAX - 1;\n",
+            right: "        let others = queue.len() > 1 &&",
+            wrong: "        let others = queue.len() > usize::MAX - 1 &&",
         }],
         breaks: &["wait"],
     },

@@ -236,12 +236,55 @@ fn new_dir(name: &str) -> io::Result<TempDir> {
         .or_else(|_| builder.tempdir())
 }
 
+/// A port that nothing listens on, and that no other test bed is given while this process lives: some servers bind theirs
+/// only seconds after they were started.
 pub(in crate::testbed) fn free_port() -> io::Result<u16> {
+    static OURS: Mutex<Vec<Block>> = Mutex::new(Vec::new());
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    std::iter::repeat_with(|| fastrand::u16(PORTS))
-        .take(PORT_ATTEMPTS)
-        .find(is_free)
-        .ok_or_else(|| io::Error::other(format!("no free port found in {PORTS:?}")))
+    let mut ours = OURS.lock();
+    loop {
+        let mut unused = ours.iter_mut().flat_map(|block| &mut block.unused);
+        if let Some(port) = unused.find(is_free) {
+            return Ok(port);
+        }
+        match Block::take() {
+            Some(block) => ours.push(block),
+            // All were in use once, and some are free again.
+            None => {
+                let mut used = ours.iter().flat_map(|block| block.ports.clone());
+                let none = || io::Error::other(format!("no free port found in {PORTS:?}"));
+                return used.find(is_free).ok_or_else(none);
+            }
+        }
+    }
+}
+
+/// Ports of this process, by the lock of a file.
+struct Block {
+    _lock: File,
+    ports: Range<u16>,
+    unused: Range<u16>,
+}
+
+impl Block {
+    /// The next one from a random one on; `None`: other processes and this one have them all.
+    fn take() -> Option<Self> {
+        let mut blocks: Vec<u16> = PORTS.step_by(BLOCK.into()).collect();
+        fastrand::shuffle(&mut blocks);
+        blocks.into_iter().find_map(|first| {
+            let path = std::env::temp_dir().join(format!("dlock-ports-{first}"));
+            // It may be that of another user.
+            let file = File::create_new(&path).or_else(|_| File::open(&path));
+            let file = file.ok()?;
+            file.try_lock().ok()?;
+            let ports = first..first + BLOCK;
+            Some(Self {
+                _lock: file,
+                unused: ports.clone(),
+                ports,
+            })
+        })
+    }
 }
 
 fn launch(service: &dyn Service, site: &Site) -> Result<Child, ServerError> {
@@ -317,8 +360,8 @@ pub(super) fn tail(log: &[u8]) -> String {
 /// Below the range that Linux uses for outgoing connections, so only other servers compete for these
 /// ports.
 const PORTS: Range<u16> = 12_000..21_000;
-/// Even with 99 % of them taken, 1,000 tries find a free one, except with odds of 1 : 20,000.
-const PORT_ATTEMPTS: usize = 1_000;
+/// Divides them. Few processes need more.
+const BLOCK: u16 = 50;
 /// A lost race for a port is rare; a wrong command line fails each time and should fail fast.
 const START_ATTEMPTS: u32 = 4;
 const READY_INTERVAL: Duration = Duration::from_millis(5);

@@ -219,6 +219,7 @@ mod tests {
             "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = {id} AND INFO LIKE '%GET_LOCK%'"
         );
         while number(&mut holder, &waits).await != Some(1) {
+            assert!(!waiting.is_finished(), "it got the lock");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Arc::new(Dialer::new(&config)).end(id).await;
